@@ -1,0 +1,53 @@
+# `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench doctor format lint install clean distclean
+
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+CONFIGURE = cmake --preset release
+BUILD = cmake --build --preset release --parallel $(JOBS)
+
+help: ## this list
+	@echo "make COMMAND, with COMMAND one of"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: system packages (as root or by sudo) and torch; the other commands do this first
+	@scripts/setup
+
+build: setup ## build the tool, build/invattn, and the library
+	@$(CONFIGURE) >/dev/null
+	@$(BUILD) --target invattn_tool
+
+demo: build ## train the four kinds of attention on made images, invert them, print the table (under a minute)
+	@build/invattn demo
+
+doctor: build ## what this build and machine can do, and what is missing
+	@build/invattn doctor
+
+test: ## build and run every test that needs no GPU
+	@scripts/setup --test
+	@$(CONFIGURE) -DINVATTN_BENCH=OFF >/dev/null
+	@$(BUILD)
+	@ctest --preset release --parallel $(JOBS)
+
+bench: setup ## build and run the benchmarks
+	@$(CONFIGURE) -DINVATTN_BENCH=ON >/dev/null
+	@$(BUILD) --target benchmarks
+	@for program in build/bench/*_bench; do echo "== $$program"; "$$program" || exit 1; done
+
+format: ## rewrite our files with clang-format
+	@scripts/setup --lint
+	@scripts/lint --format
+
+lint: ## clang-format, the layering check and clang-tidy; changes nothing
+	@scripts/setup --lint
+	@scripts/lint
+
+install: build ## install tool, library, headers and invattnConfig.cmake below PREFIX (/usr/local)
+	@cmake --install build --prefix "$(PREFIX)"
+
+clean: ## remove what was built (torch in .venv stays)
+	@rm -rf build
+
+distclean: clean ## remove .venv, too
+	@rm -rf .venv

@@ -1,0 +1,20 @@
+# Warnings, sanitizers and ccache for every target of ours.
+find_program(INVATTN_CCACHE ccache)
+if(INVATTN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # With a precompiled header ccache has to be told that the header's macros and file times do not matter.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${INVATTN_CCACHE}")
+endif()
+
+add_library(invattn_flags INTERFACE)
+# -fPIC for programs, too: one precompiled header serves all, and the compiler refuses it where this flag differs.
+target_compile_options(invattn_flags INTERFACE -fPIC -Wall -Wextra -Wno-unused-parameter)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(invattn_flags INTERFACE -fpch-preprocess)  # for ccache, too
+endif()
+if(INVATTN_SANITIZE)
+  # Not vptr: it reads the type information of torch's classes, which torch's own libraries do not export for it.
+  target_compile_options(invattn_flags INTERFACE
+    -fsanitize=${INVATTN_SANITIZE} -fno-sanitize=vptr -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(invattn_flags INTERFACE -fsanitize=${INVATTN_SANITIZE})
+endif()

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Checks that no room includes upwards: every #include of our files against the table below (docs/architecture.md explains the rooms).
+
+usage: check_layers.py [--self-test]
+Prints file:line and the broken rule for each finding; exit code 1 when there is one.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+ALL = None  # may include every room
+
+# room -> rooms it may include, besides itself
+ROOMS = {
+    "core": set(),
+    "io": {"core"},
+    "kernels": set(),
+    "ops": {"core", "kernels"},
+    "lipschitz": {"core", "ops"},
+    "solver": {"core"},
+    "logdet": {"core", "ops"},
+    "nn": {"core", "io", "ops", "lipschitz", "solver", "logdet"},
+    "data": {"core"},
+    "metrics": {"core"},
+    "config": {"core", "io", "nn", "lipschitz", "solver", "logdet"},
+    "train": {"core", "io", "ops", "lipschitz", "solver", "logdet", "nn", "data", "metrics", "config"},
+    "experiments": ALL,
+}
+
+# room -> prefixes of other libraries' headers that it must not see
+FORBIDDEN = {
+    "core": ("ATen/", "torch/"),
+    "kernels": ("ATen/", "torch/", "c10/"),
+    "solver": ("torch/",),
+}
+
+# What a public header may include besides ours: the standard library (no slash, no .h) and torch. Users of the installed library have no more.
+PUBLIC = re.compile(r"^([a-z_]+|(ATen|c10|torch)/.*)$")
+
+# Headers for our own sources only: they need a library that users may lack. Not installed, and no other header may include them.
+PRIVATE = {"invattn/io/json_fields.h"}
+
+SOURCE_ROOTS = ("invattn", "apps", "tests", "bench", "examples")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def findings_of(root, path):
+    """Yields (line, rule) for each broken rule of one file."""
+    parts = path.relative_to(root).parts
+    room = parts[1] if parts[0] == "invattn" and len(parts) > 2 else None
+    if room is not None and room not in ROOMS:
+        yield 1, f"'{room}' is not a room: add it to the table in scripts/check_layers.py and docs/architecture.md"
+        return
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        match = INCLUDE.match(text)
+        if not match:
+            continue
+        bracket, header = match.groups()
+        ours = header.split("/")[0] in SOURCE_ROOTS
+        if header == "torch/torch.h":
+            yield number, "torch/torch.h costs 20 s per file: include the headers you need"
+        beside = parts[0] != "invattn" and (path.parent / header).exists()  # apps/ and tests/ may name the file next to them
+        if bracket == '"' and not ours and not beside:
+            yield number, f'"{header}" is not a path from the repository root (other libraries: <…>)'
+        if bracket == "<" and ours and parts[0] != "examples":
+            yield number, f'<{header}> is ours: write it with quotes'
+        if room is None:
+            continue
+        if ours and not header.startswith("invattn/"):
+            yield number, f"the library must not include {header}"
+        if header.startswith("invattn/"):
+            other = header.split("/")[1]
+            if other != room and ROOMS[room] is not ALL and other not in ROOMS[room]:
+                may = ", ".join(sorted(ROOMS[room])) or "no other room"
+                yield number, f"{room}/ must not include {other}/ (it may include {may})"
+        if header.startswith(FORBIDDEN.get(room, ())):
+            yield number, f"{room}/ must not include <{header}>"
+        if path.suffix == ".h" and str(path.relative_to(root)) not in PRIVATE:
+            if header in PRIVATE:
+                yield number, f"a public header must not include {header}, which is not installed"
+            if room != "kernels" and not ours and not PUBLIC.match(header):
+                yield number, f"a public header must include only the standard library and torch, not <{header}>"
+
+
+def check(root):
+    """Prints the findings below root and returns how many there are."""
+    count = files = 0
+    for top in SOURCE_ROOTS:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+                continue
+            files += 1
+            for line, rule in findings_of(root, path):
+                print(f"{path.relative_to(root)}:{line}: {rule}")
+                count += 1
+    print(f"layers: {files} files, {count} findings")
+    return count
+
+
+def self_test():
+    """Each broken file must be found, each good one must pass."""
+    bad = {
+        "invattn/solver/up.cpp": '#include "invattn/nn/attention.h"',
+        "invattn/solver/heavy.cpp": "#include <torch/types.h>",
+        "invattn/core/tensor.h": "#include <ATen/core/Tensor.h>",
+        "invattn/kernels/cpu/tensor.cpp": "#include <c10/core/Device.h>",
+        "invattn/kernels/cpu/core.cpp": '#include "invattn/core/error.h"',
+        "invattn/nn/relative.cpp": '#include "attention.h"',
+        "invattn/nn/angle.cpp": "#include <invattn/nn/attention.h>",
+        "invattn/nn/all_of_torch.cpp": "#include <torch/torch.h>",
+        "invattn/nn/tests.cpp": '#include "tests/nn/help.h"',
+        "invattn/io/public.h": "#include <nlohmann/json.hpp>",
+        "invattn/nn/private.h": '#include "invattn/io/json_fields.h"',
+        "invattn/attic/file.cpp": "#include <vector>",
+    }
+    good = {
+        "invattn/nn/block.cpp": '#include "invattn/solver/anderson.h"\n#include <torch/nn/module.h>',
+        "invattn/io/private.cpp": "#include <nlohmann/json.hpp>",
+        "invattn/core/error.h": "#include <string>",
+        "invattn/io/json_fields.h": "#include <nlohmann/json.hpp>",
+        "tests/solver/help.h": "#include <vector>",
+        "tests/solver/help_test.cpp": '#include "help.h"',
+        "tests/solver/any_test.cpp": '#include "invattn/nn/attention.h"\n#include <gtest/gtest.h>',
+    }
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for name, text in (bad | good).items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#pragma once\n" + text + "\n", encoding="utf-8")
+            found = len(list(findings_of(root, path)))
+            if found != (1 if name in bad else 0):
+                print(f"self-test: {name} gave {found} findings")
+                failures += 1
+    print(f"layers self-test: {len(bad)} broken and {len(good)} good files, {failures} failures")
+    return failures
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--self-test"]):
+        sys.exit(__doc__)
+    sys.exit(1 if (self_test() if sys.argv[1:] else check(pathlib.Path(__file__).resolve().parent.parent)) else 0)
