@@ -1,0 +1,110 @@
+#include "invattn/io/json_fields.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <sstream>
+
+namespace invattn {
+
+nlohmann::json parse_json(std::string_view text, std::string_view origin) {
+  constexpr int kDeepest = 64;
+  constexpr std::size_t kLongestReason = 240;
+  constexpr std::string_view kNextStep = "The text is damaged: write it again.";
+  // The parser takes a zero byte for the end and would let anything follow it.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    fail(ErrorKind::kData, origin, "expected JSON, got a zero byte at byte ", zero, ". ", kNextStep);
+  }
+  std::vector<std::set<std::string>> keys_of_open_objects;
+  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+    using Event = nlohmann::json::parse_event_t;
+    if (depth >= kDeepest && (event == Event::object_start || event == Event::array_start)) {
+      fail(ErrorKind::kData, origin, "expected JSON at most ", kDeepest, " levels deep, got more. ", kNextStep);
+    }
+    if (event == Event::object_start) {
+      keys_of_open_objects.emplace_back();
+    } else if (event == Event::object_end) {
+      keys_of_open_objects.pop_back();
+    } else if (event == Event::key && !keys_of_open_objects.back().insert(parsed.get<std::string>()).second) {
+      fail(ErrorKind::kData, origin, "expected each key once, got ", in_quotes(parsed.get<std::string>()), " twice. ", kNextStep);
+    }
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text, check);
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorKind::kData, origin, "expected JSON, got a mistake in it: ", printable(error.what(), kLongestReason), ". ", kNextStep);
+  }
+}
+
+namespace json_detail {
+
+std::string describe(const nlohmann::json& value) {
+  switch (value.type()) {
+    case nlohmann::json::value_t::string:
+      return "the string " + in_quotes(value.get_ref<const std::string&>());
+    case nlohmann::json::value_t::number_integer:
+    case nlohmann::json::value_t::number_unsigned:
+      return "the integer " + value.dump();
+    case nlohmann::json::value_t::number_float: {
+      std::ostringstream text;  // dump() writes NaN as null
+      text << "the number " << value.get<double>();
+      return text.str();
+    }
+    case nlohmann::json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    case nlohmann::json::value_t::object:
+      return "an object";
+    case nlohmann::json::value_t::array:
+      return "an array";
+    default:
+      return value.type_name();
+  }
+}
+
+void wrong_field(std::string_view origin, const std::string& field, std::string_view expected, const nlohmann::json& got) {
+  fail(ErrorKind::kData, origin, "expected ", expected, " for ", in_quotes(field), ", got ", describe(got), ". Correct the value.");
+}
+
+void read_field(bool& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  if (!json.is_boolean()) wrong_field(origin, field, "true or false", json);
+  value = json.get<bool>();
+}
+
+void read_field(std::int64_t& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  const bool fits = json.is_number_unsigned() ? json.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()}
+                                              : json.is_number_integer();
+  if (!fits) wrong_field(origin, field, "a 64-bit integer", json);
+  value = json.get<std::int64_t>();
+}
+
+void read_field(double& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  if (!json.is_number() || !std::isfinite(json.get<double>())) wrong_field(origin, field, "a finite number", json);
+  constexpr std::int64_t kExactIntegers = std::int64_t{1} << 53;  // beyond it an integer may not be a double
+  const bool exact = json.is_number_unsigned()  ? json.get<std::uint64_t>() <= std::uint64_t{kExactIntegers}
+                     : json.is_number_integer() ? json.get<std::int64_t>() >= -kExactIntegers
+                                                : true;
+  if (!exact) wrong_field(origin, field, "a number that a double holds exactly", json);
+  value = json.get<double>();
+}
+
+void read_field(std::string& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  if (!json.is_string()) wrong_field(origin, field, "a string", json);
+  value = json.get<std::string>();
+}
+
+void check_keys(const nlohmann::json& json, const std::vector<std::string>& names, const std::string& field, std::string_view origin) {
+  if (!json.is_object()) {
+    fail(ErrorKind::kData, origin, "expected an object of options", field.empty() ? "" : " for " + in_quotes(field), ", got ",
+         describe(json), ". Correct the value.");
+  }
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(names.begin(), names.end(), key) == names.end()) {
+      fail(ErrorKind::kData, origin, "expected ", field.empty() ? "an option" : "an option of " + in_quotes(field), " named ",
+           list_names(key, names), ", got the unknown ", in_quotes(key), ". Correct or remove it.");
+    }
+  }
+}
+
+}  // namespace json_detail
+}  // namespace invattn

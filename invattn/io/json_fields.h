@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <nlohmann/json.hpp>
+
+#include "invattn/core/error.h"
+#include "invattn/core/fields.h"
+#include "invattn/core/names.h"
+#include "invattn/io/printable.h"
+
+// Options as JSON and back, for .cpp files only: no public header of the library shows nlohmann/json.hpp to its users.
+namespace invattn {
+
+/// Parses text of foreign origin: one JSON value in UTF-8, no key twice in an object, at most 64 levels deep; else an Error(kData).
+nlohmann::json parse_json(std::string_view text, std::string_view origin);
+
+/// An object with every field of `options`, in the text of which doubles keep all their digits. Numbers that JSON cannot hold are
+/// usage errors.
+template <HasFields T>
+nlohmann::json fields_to_json(const T& options) {
+  nlohmann::json object = nlohmann::json::object();
+  T::visit(options, [&object](const char* name, const auto& value, const char*) {
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (HasFields<Value>) {
+      object[name] = fields_to_json(value);
+    } else if constexpr (NamedEnum<Value>) {
+      object[name] = std::string(to_string(value));
+    } else {
+      if constexpr (std::same_as<Value, double>) {
+        require(std::isfinite(value), "json", "expected a finite number for ", in_quotes(name), ", got ", value, ". Correct the option.");
+      }
+      object[name] = value;
+    }
+  });
+  return object;
+}
+
+namespace json_detail {
+
+/// "the integer 3", "the string 'abc'": for messages.
+std::string describe(const nlohmann::json& value);
+
+/// Throws the Error(kData) of a field that is not what it should be.
+[[noreturn]] void wrong_field(std::string_view origin, const std::string& field, std::string_view expected, const nlohmann::json& got);
+
+void read_field(bool& value, const nlohmann::json& json, const std::string& field, std::string_view origin);
+void read_field(std::int64_t& value, const nlohmann::json& json, const std::string& field, std::string_view origin);
+void read_field(double& value, const nlohmann::json& json, const std::string& field, std::string_view origin);
+void read_field(std::string& value, const nlohmann::json& json, const std::string& field, std::string_view origin);
+
+template <NamedEnum E>
+void read_field(E& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  const std::string word = json.is_string() ? json.get<std::string>() : std::string();
+  if (json.is_string()) {
+    for (const auto& [candidate, name] : EnumNames<E>::kNames) {
+      if (name == word) {
+        value = candidate;
+        return;
+      }
+    }
+  }
+  wrong_field(origin, field, std::string(EnumNames<E>::kWhat) + " " + list_names(word, all_names<E>()), json);
+}
+
+/// Throws unless every key of `json` is one of `names`; also where it is no object.
+void check_keys(const nlohmann::json& json, const std::vector<std::string>& names, const std::string& field, std::string_view origin);
+
+/// `field` is the dotted name of the struct itself, empty for the outermost.
+template <HasFields T>
+void read_field(T& options, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  std::vector<std::string> names;
+  T::visit(options, [&names](const char* name, const auto&, const char*) { names.emplace_back(name); });
+  check_keys(json, names, field, origin);
+  T::visit(options, [&](const char* name, auto& value, const char*) {
+    const auto found = json.find(name);
+    if (found != json.end()) read_field(value, *found, field.empty() ? std::string(name) : field + "." + name, origin);
+  });
+}
+
+}  // namespace json_detail
+
+/// Sets the fields that `json`, an object, names; the others keep their values. An unknown key, a value of another type or a number
+/// that is not finite is an Error(kData) of `origin`, and then `options` is unchanged.
+template <HasFields T>
+void fields_from_json(T& options, const nlohmann::json& json, std::string_view origin) {
+  T result = options;
+  json_detail::read_field(result, json, "", origin);
+  options = std::move(result);
+}
+
+}  // namespace invattn

@@ -1,0 +1,215 @@
+#include "invattn/io/safetensors.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/io/atomic_file.h"
+#include "invattn/io/posix_file.h"
+#include "invattn/io/printable.h"
+#include "invattn/io/safetensors_header.h"
+
+namespace invattn {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian; tensors are copied byte by byte");
+
+constexpr std::string_view kOrigin = "safetensors";
+constexpr std::uint64_t kLengthBytes = 8;
+
+constexpr std::array<std::pair<SafetensorsDtype, at::ScalarType>, 13> kDtypes{{
+    {SafetensorsDtype::kF64, at::ScalarType::Double},
+    {SafetensorsDtype::kF32, at::ScalarType::Float},
+    {SafetensorsDtype::kF16, at::ScalarType::Half},
+    {SafetensorsDtype::kBF16, at::ScalarType::BFloat16},
+    {SafetensorsDtype::kI64, at::ScalarType::Long},
+    {SafetensorsDtype::kI32, at::ScalarType::Int},
+    {SafetensorsDtype::kI16, at::ScalarType::Short},
+    {SafetensorsDtype::kI8, at::ScalarType::Char},
+    {SafetensorsDtype::kU64, at::ScalarType::UInt64},
+    {SafetensorsDtype::kU32, at::ScalarType::UInt32},
+    {SafetensorsDtype::kU16, at::ScalarType::UInt16},
+    {SafetensorsDtype::kU8, at::ScalarType::Byte},
+    {SafetensorsDtype::kBool, at::ScalarType::Bool},
+}};
+
+SafetensorsDtype dtype_of(const std::string& name, const at::Tensor& tensor) {
+  for (const auto& [dtype, scalar_type] : kDtypes) {
+    if (scalar_type == tensor.scalar_type()) return dtype;
+  }
+  fail(ErrorKind::kUsage, kOrigin, "expected tensor ", in_quotes(name), " of a real floating point, integer or bool type, got ",
+       c10::toString(tensor.scalar_type()), ". Convert it before saving.");
+}
+
+at::ScalarType scalar_type_of(SafetensorsDtype dtype) {
+  return std::find_if(kDtypes.begin(), kDtypes.end(), [dtype](const auto& pair) { return pair.first == dtype; })->second;
+}
+
+/// The tensor's values as one contiguous block of CPU memory; the tensor itself where it is one already.
+at::Tensor plain_copy(const std::string& name, const at::Tensor& tensor) {
+  require(tensor.defined(), kOrigin, "expected tensor ", in_quotes(name),
+          " to have values, got an undefined tensor. Leave it out or fill it.");
+  require(tensor.layout() == at::kStrided && !tensor.is_quantized(), kOrigin, "expected tensor ", in_quotes(name),
+          " dense, got a sparse or quantized one. Convert it before saving.");
+  return tensor.detach().to(at::kCPU).resolve_neg().contiguous();
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+}
+
+/// One open file, read from front to back.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& path) : path_(path.string()) {
+    // Not blocking: opening a pipe nobody writes to would wait for ever before it can be refused.
+    file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file_) {
+      fail(ErrorKind::kData, kOrigin, "expected a safetensors file at ", path_, ", got '", errno_text(errno),
+           "'. Check the path and its permissions.");
+    }
+    const struct stat status = stat_now();
+    if (!S_ISREG(status.st_mode)) {
+      fail(ErrorKind::kData, kOrigin, "expected a regular file at ", path_, ", got ",
+           S_ISDIR(status.st_mode) ? "a folder" : "a device, pipe or socket", ". Give the name of a safetensors file.");
+    }
+    size_ = static_cast<std::uint64_t>(status.st_size);
+  }
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  void read(std::span<std::byte> buffer, const std::string& what) const {
+    const TransferResult result = read_fully(file_.get(), buffer);
+    if (result.error != 0) {
+      fail(ErrorKind::kData, kOrigin, path_, ": expected to read ", what, ", got '", errno_text(result.error), "'. Check the disk.");
+    }
+    if (result.bytes != buffer.size()) changed();
+  }
+
+  void check_unchanged() const {
+    if (static_cast<std::uint64_t>(stat_now().st_size) != size_) changed();
+  }
+
+ private:
+  struct stat stat_now() const {
+    struct stat status {};
+    if (::fstat(file_.get(), &status) != 0) {
+      fail(ErrorKind::kData, kOrigin, path_, ": expected to learn its size, got '", errno_text(errno), "'. Check the disk.");
+    }
+    return status;
+  }
+
+  [[noreturn]] void changed() const {
+    fail(ErrorKind::kData, kOrigin, path_, ": expected ", size_, " bytes as when it was opened, got another size while reading. ",
+         "Somebody is writing to it: read it again when they have finished.");
+  }
+
+  std::string path_;
+  FileDescriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+at::Tensor allocate(const Reader& reader, const std::string& name, const SafetensorsEntry& entry) {
+  try {
+    return at::empty(entry.shape, at::TensorOptions().dtype(scalar_type_of(entry.dtype)).device(at::kCPU));
+  } catch (const c10::Error&) {
+    fail(ErrorKind::kData, kOrigin, reader.path(), ": expected ", entry.end - entry.begin, " bytes of memory for tensor ", in_quotes(name),
+         ", got none. Free some memory or use a larger machine.");
+  }
+}
+
+/// A bool other than 0 and 1 is undefined behaviour in every loop that touches it.
+void check_bools(const Reader& reader, const std::string& name, std::span<const std::byte> bytes) {
+  const auto wrong = std::find_if(bytes.begin(), bytes.end(), [](std::byte value) { return value > std::byte{1}; });
+  if (wrong != bytes.end()) {
+    fail(ErrorKind::kData, kOrigin, reader.path(), ": tensor ", in_quotes(name), ": expected bytes 0 and 1 in a BOOL tensor, got ",
+         std::to_integer<int>(*wrong), " at ", wrong - bytes.begin(), ". ", kDamagedSafetensors);
+  }
+}
+
+}  // namespace
+
+void write_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  struct Item {
+    const std::string* name;
+    SafetensorsDtype dtype;
+    at::Tensor values;
+  };
+  std::vector<Item> items;
+  items.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    at::Tensor values = plain_copy(name, tensor);
+    const SafetensorsDtype dtype = dtype_of(name, values);
+    items.push_back({&name, dtype, std::move(values)});
+  }
+  // Large elements first keeps each tensor aligned to its element; the map has sorted the names.
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return byte_size(a.dtype) > byte_size(b.dtype); });
+
+  SafetensorsHeader header;
+  header.metadata = metadata;
+  std::uint64_t offset = 0;
+  for (const Item& item : items) {
+    const std::uint64_t end = offset + item.values.nbytes();
+    header.entries[*item.name] = SafetensorsEntry{item.dtype, item.values.sizes().vec(), offset, end};
+    offset = end;
+  }
+  const std::string header_json = format_safetensors_header(header);
+  const std::uint64_t header_bytes = header_json.size();
+  require(header_bytes <= kLongestSafetensorsHeader, kOrigin, "expected names and metadata of at most ", kLongestSafetensorsHeader,
+          " bytes, got ", header_bytes, ". Store less metadata.");
+
+  std::vector<std::span<const std::byte>> pieces;
+  pieces.reserve(items.size() + 2);
+  pieces.push_back(std::as_bytes(std::span(&header_bytes, 1)));
+  pieces.push_back(std::as_bytes(std::span(header_json.data(), header_json.size())));
+  for (const Item& item : items) pieces.emplace_back(bytes_of(item.values));
+  write_file_atomically(path, pieces, kOrigin);
+}
+
+SafetensorsFile read_safetensors(const std::filesystem::path& path) {
+  const Reader reader(path);
+  const auto damaged = [&](const auto&... parts) {
+    fail(ErrorKind::kData, kOrigin, reader.path(), ": ", parts..., ". ", kDamagedSafetensors);
+  };
+  if (reader.size() < kLengthBytes) damaged("expected at least ", kLengthBytes, " bytes, got ", reader.size());
+  std::uint64_t header_bytes = 0;
+  reader.read(std::as_writable_bytes(std::span(&header_bytes, 1)), "the header's length");
+  if (header_bytes > kLongestSafetensorsHeader) {
+    damaged("expected a header of at most ", kLongestSafetensorsHeader, " bytes, got a length of ", header_bytes);
+  }
+  if (header_bytes > reader.size() - kLengthBytes) {
+    damaged("expected a header of ", header_bytes, " bytes, got a file with only ", reader.size() - kLengthBytes,
+            " bytes behind its length");
+  }
+  std::string header_json(header_bytes, '\0');
+  reader.read(std::as_writable_bytes(std::span(header_json.data(), header_json.size())), "the header");
+  SafetensorsHeader header = parse_safetensors_header(header_json, reader.size() - kLengthBytes - header_bytes, reader.path());
+
+  SafetensorsFile file;
+  for (const auto* named : header.in_file_order()) {
+    const auto& [name, entry] = *named;
+    at::Tensor tensor = allocate(reader, name, entry);
+    const std::span<std::byte> bytes = bytes_of(tensor);
+    reader.read(bytes, "tensor " + in_quotes(name));
+    if (entry.dtype == SafetensorsDtype::kBool) check_bools(reader, name, bytes);
+    file.tensors.emplace(name, std::move(tensor));
+  }
+  reader.check_unchanged();
+  file.metadata = std::move(header.metadata);
+  return file;
+}
+
+}  // namespace invattn

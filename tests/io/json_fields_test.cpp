@@ -1,0 +1,173 @@
+#include "invattn/io/json_fields.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "tests/io/file_fixture.h"
+
+namespace invattn {
+
+enum class Colour { kRed, kDarkGreen };
+
+template <>
+struct EnumNames<Colour> {
+  static constexpr std::string_view kWhat = "colour";
+  static constexpr std::array<std::pair<Colour, std::string_view>, 2> kNames{{{Colour::kRed, "red"}, {Colour::kDarkGreen, "dark-green"}}};
+};
+
+namespace {
+
+struct InnerOptions {
+  double target = 0.9;
+  std::int64_t steps = 3;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("target", self.target, "");
+    field("steps", self.steps, "");
+  }
+  bool operator==(const InnerOptions&) const = default;
+};
+
+struct OuterOptions {
+  std::int64_t channels = 12;
+  double scale = 0.5;
+  bool bias = true;
+  std::string title = "none";
+  Colour colour = Colour::kRed;
+  InnerOptions guard{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("channels", self.channels, "");
+    field("scale", self.scale, "");
+    field("bias", self.bias, "");
+    field("title", self.title, "");
+    field("colour", self.colour, "");
+    field("guard", self.guard, "");
+  }
+  bool operator==(const OuterOptions&) const = default;
+};
+
+OuterOptions read(std::string_view text) {
+  OuterOptions options;
+  fields_from_json(options, parse_json(text, "test"), "test");
+  return options;
+}
+
+TEST(JsonFields, TextOfTheDefaults) {
+  EXPECT_EQ(fields_to_json(OuterOptions{}).dump(),
+            R"({"bias":true,"channels":12,"colour":"red","guard":{"steps":3,"target":0.9},"scale":0.5,"title":"none"})");
+}
+
+TEST(JsonFields, RoundTrip) {
+  OuterOptions options{.channels = std::numeric_limits<std::int64_t>::min(),
+                       .scale = 0.1,
+                       .bias = false,
+                       .title = "größe \"1\"\n注意",
+                       .colour = Colour::kDarkGreen,
+                       .guard = {.target = 1.0 / 3.0, .steps = std::numeric_limits<std::int64_t>::max()}};
+  EXPECT_EQ(read(fields_to_json(options).dump()), options);
+}
+
+TEST(JsonFields, DoublesRoundTripExactly) {
+  for (const double value :
+       {0.0, -0.0, 1.0, -3.0, 0.1, 1.0 / 3.0, 1e22, 1e23, 5e-324, DBL_MIN, DBL_MAX, DBL_EPSILON, std::nextafter(1.0, 2.0)}) {
+    const OuterOptions options{.scale = value};
+    const double back = read(fields_to_json(options).dump()).scale;
+    EXPECT_EQ(back, value);
+    EXPECT_EQ(std::signbit(back), std::signbit(value));
+  }
+}
+
+TEST(JsonFields, MissingKeysKeepTheirValues) {
+  OuterOptions options{.channels = 7, .guard = {.target = 0.25, .steps = 8}};
+  fields_from_json(options, parse_json(R"({"bias": false, "guard": {"steps": 9}})", "test"), "test");
+  EXPECT_EQ(options, (OuterOptions{.channels = 7, .bias = false, .guard = {.target = 0.25, .steps = 9}}));
+}
+
+TEST(JsonFields, IntegersAreNumbers) {
+  EXPECT_EQ(read(R"({"scale": -2})").scale, -2.0);
+  EXPECT_EQ(read(R"({"scale": 9007199254740992})").scale, 9007199254740992.0);
+}
+
+struct BadCase {
+  std::string name;
+  std::string text;
+  std::vector<std::string> phrases;
+};
+
+void PrintTo(const BadCase& bad, std::ostream* out) { *out << bad.name; }
+
+class BadJson : public ::testing::TestWithParam<BadCase> {};
+
+TEST_P(BadJson, IsAnErrorAndChangesNothing) {
+  const OuterOptions before{.channels = 5};
+  OuterOptions options = before;
+  const std::string message = error_of([&] { fields_from_json(options, parse_json(GetParam().text, "test"), "test"); });
+  EXPECT_TRUE(message.starts_with("[test] expected ")) << message;
+  for (const auto& phrase : GetParam().phrases) expect_contains(message, phrase);
+  EXPECT_LT(message.size(), 500U);
+  EXPECT_EQ(options, before);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BadJson,
+    ::testing::Values(
+        BadCase{"UnknownKey", R"({"channels": 1, "chanels": 12})", {"'chanels'", "(did you mean channels?)"}},
+        BadCase{"UnknownNestedKey", R"({"guard": {"step": 1}})", {"an option of 'guard'", "(did you mean steps?)"}},
+        BadCase{"IntegerAsFraction", R"({"channels": 1.5})", {"a 64-bit integer for 'channels'", "the number 1.5"}},
+        BadCase{"IntegerAsWholeFloat", R"({"channels": 1.0})", {"a 64-bit integer for 'channels'"}},
+        BadCase{"IntegerTooLarge", R"({"channels": 9223372036854775808})", {"a 64-bit integer", "9223372036854775808"}},
+        BadCase{"IntegerFarTooLarge", R"({"channels": 92233720368547758080})", {"a 64-bit integer"}},
+        BadCase{"IntegerAsString", R"({"channels": "12"})", {"a 64-bit integer", "the string '12'"}},
+        BadCase{"IntegerAsBool", R"({"channels": true})", {"a 64-bit integer", "got true"}},
+        BadCase{"NumberAsNull", R"({"scale": null})", {"a finite number for 'scale'", "got null"}},
+        BadCase{"NumberAsArray", R"({"scale": [1]})", {"a finite number", "an array"}},
+        BadCase{"NumberInexact", R"({"scale": 9007199254740993})", {"a double holds exactly"}},
+        BadCase{"NumberInexactNegative", R"({"scale": -9007199254740993})", {"a double holds exactly"}},
+        BadCase{"NumberTooLarge", R"({"scale": 1e999})", {"expected JSON"}},
+        BadCase{"NestedNumberAsString", R"({"guard": {"target": "x"}})", {"a finite number for 'guard.target'"}},
+        BadCase{"NestedAsNumber", R"({"guard": 3})", {"an object of options for 'guard'", "the integer 3"}},
+        BadCase{"BoolAsNumber", R"({"bias": 1})", {"true or false for 'bias'"}},
+        BadCase{"StringAsNumber", R"({"title": 1})", {"a string for 'title'"}},
+        BadCase{"EnumUnknown", R"({"colour": "dark-gren"})", {"colour red or dark-green (did you mean dark-green?) for 'colour'"}},
+        BadCase{"EnumAsNumber", R"({"colour": 1})", {"colour red or dark-green for 'colour'", "the integer 1"}},
+        BadCase{"LaterFieldWrong", R"({"channels": 99, "guard": {"steps": "x"}})", {"'guard.steps'"}},
+        BadCase{"RootArray", "[]", {"an object of options", "an array"}},
+        BadCase{"DuplicateKey", R"({"channels": 1, "channels": 2})", {"each key once", "'channels' twice"}},
+        BadCase{"DuplicateNestedKey", R"({"guard": {"steps": 1, "steps": 1}})", {"'steps' twice"}}, BadCase{"Empty", "", {"expected JSON"}},
+        BadCase{"Truncated", R"({"channels": 1)", {"expected JSON"}}, BadCase{"Trailing", R"({"channels": 1} x)", {"expected JSON"}},
+        BadCase{"TrailingAfterZero", std::string("{\"channels\": 1}\0x", 17), {"a zero byte"}},
+        BadCase{"BadUtf8", "{\"title\": \"\xff\"}", {"expected JSON"}}, BadCase{"Deep", std::string(1000000, '['), {"at most 64 levels"}},
+        BadCase{"DeepObjects",
+                [] {
+                  std::string text;
+                  for (int i = 0; i < 100000; ++i) text += "{\"a\":";
+                  return text;
+                }(),
+                {"at most 64 levels"}},
+        BadCase{"LongKey", "{\"" + std::string(100000, 'k') + "\": 1}", {"kkk..."}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(JsonFields, NonFiniteNumbersAreErrors) {
+  for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    expect_contains(error_of([&] { fields_to_json(OuterOptions{.guard = {.target = value}}); }, ErrorKind::kUsage),
+                    "a finite number for 'target'");
+    OuterOptions options;
+    expect_contains(error_of([&] { fields_from_json(options, nlohmann::json{{"scale", value}}, "test"); }), "a finite number for 'scale'");
+  }
+}
+
+TEST(JsonFields, DepthOfExactlyTheLimitIsRead) {
+  EXPECT_EQ(parse_json(std::string(64, '[') + std::string(64, ']'), "test").dump().size(), 128U);
+  expect_contains(error_of([] { parse_json(std::string(65, '[') + std::string(65, ']'), "test"); }), "at most 64 levels");
+}
+
+}  // namespace
+}  // namespace invattn
