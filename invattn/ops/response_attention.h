@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "invattn/ops/response.h"
+
+namespace invattn {
+
+/// The inputs of one attention, channels first: position i is column i.
+struct AttentionInputs {
+  at::Tensor query;  // (B, D, N); D = 1 for Score::kSum
+  at::Tensor key;    // (B, D, N)
+  at::Tensor value;  // (B, V, N)
+};
+
+/// A_i = sum_j R_ij F_j with R the normalised response map (Eq. 2 of the paper): (B, V, N).
+///
+/// Differentiable to every order in query, key and value. Beyond kDensePairs pairs the map is never whole in memory: samples and then
+/// rows of the map are worked on in blocks, and computed again in the backward pass.
+at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map);
+
+/// The response map itself, (B, N, N), for looking at: R_ij is how much position i takes from position j.
+at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map);
+
+/// The derivative of response_attention at one point in closed form, without a graph.
+class AttentionLinearization {
+ public:
+  virtual ~AttentionLinearization() = default;
+  AttentionLinearization() = default;
+  AttentionLinearization(const AttentionLinearization&) = delete;
+  AttentionLinearization& operator=(const AttentionLinearization&) = delete;
+
+  virtual at::Tensor value() const = 0;                                ///< (B, V, N)
+  virtual at::Tensor jvp(const AttentionInputs& tangents) const = 0;   ///< (B, V, N)
+  virtual AttentionInputs vjp(const at::Tensor& cotangent) const = 0;  ///< cotangents of query, key and value
+};
+
+std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map);
+
+/// Largest number of pairs (i, j), over all samples, that is worked on at once.
+inline constexpr int64_t kDensePairs = int64_t{1} << 22;
+
+}  // namespace invattn
