@@ -1,0 +1,92 @@
+#include "invattn/lipschitz/attention_bound.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "invattn/core/error.h"
+
+namespace invattn {
+
+at::Tensor AttentionBound::total() const { return mu_R * c_F + mu_F * c_R; }
+
+void require_bound_exists(const ResponseMap& map) {
+  const bool counted = map.normalization == Normalization::kCount;
+  require(counted || is_positive(map.response), "attention_bound",
+          "expected a response whose relative slope is bounded (exp, elu+1 or softplus) ", "for the policy strict with normalisation ",
+          map.normalization, ", got ", map.response, ". Use phi = elu+1, or the policy guarded.");
+  require(!counted || map.response != Response::kExponential, "attention_bound",
+          "expected exp to be divided by a sum of its own, got normalisation count. Use columns, balanced, all or rows.");
+}
+
+AttentionBound attention_bound(const AttentionFacts& facts) {
+  require_bound_exists(facts.map);
+  require(facts.radius > 0 && std::isfinite(facts.radius), "attention_bound", "expected a positive, finite domain radius, got ",
+          facts.radius, ".");
+  require(facts.channels > 0 && facts.positions > 0, "attention_bound", "expected channels and positions, got ", facts.channels, " and ",
+          facts.positions, ".");
+  const double reach = facts.radius * std::sqrt(static_cast<double>(facts.channels));  // rho: |x_i|_2 at most
+  const auto positions = static_cast<double>(facts.positions);
+  const double mass = facts.map.mass;
+  const auto largest = [reach](const MapNorms& map) { return map.weight * reach + map.bias; };
+
+  // How fast a score changes with x_i and with x_j, and how far scores spread over the rows of a column, over the columns of a row, and
+  // over the whole map. 0 <= (log phi)' <= 1, so that the spreads of log phi are no larger.
+  const auto query_reach = largest(facts.query);  // Q
+  const auto key_reach = largest(facts.key);      // K
+  at::Tensor in_query, in_key, largest_score;
+  if (facts.map.score == Score::kProduct) {
+    in_query = key_reach * facts.query.weight;
+    in_key = query_reach * facts.key.weight;
+    largest_score = query_reach * key_reach;
+  } else {
+    in_query = facts.query.weight;
+    in_key = facts.key.weight;
+    largest_score = query_reach + key_reach;
+  }
+  const auto over_rows = 2 * reach * in_query;
+  const auto over_columns = 2 * reach * in_key;
+  const auto over_all = facts.map.score == Score::kProduct ? 2 * largest_score : over_rows + over_columns;
+  // n equal shares but for a spread: the largest of them is at most 1 / (1 + (n - 1) exp(-spread)).
+  const auto crowding = [](double shares, const at::Tensor& spread) { return shares / (1 + (shares - 1) * (-spread).exp()); };
+
+  AttentionBound bound;
+  bound.c_F = facts.value.weight;
+  bound.mu_F = largest(facts.value);
+  switch (facts.map.normalization) {
+    case Normalization::kColumns: {
+      const auto kappa = crowding(positions, over_rows);
+      bound.mu_R = mass * kappa.sqrt();
+      bound.c_R = mass * ((2 * kappa).sqrt() * in_key + 2 * kappa * in_query);
+      break;
+    }
+    case Normalization::kRows: {
+      const auto kappa = crowding(positions, over_columns);
+      bound.mu_R = mass * kappa.sqrt();
+      bound.c_R = mass * (in_query + (2 * kappa).sqrt() * in_key);
+      break;
+    }
+    case Normalization::kAll: {
+      const auto share = (crowding(positions * positions, over_all) / positions).clamp_max(1);  // a row or column of the map, at most
+      bound.mu_R = mass * share;
+      bound.c_R = 2 * mass * share * (in_query + in_key);
+      break;
+    }
+    case Normalization::kBalanced: {
+      const auto kappa_columns = crowding(positions, over_rows);
+      const auto kappa_rows = crowding(positions, over_columns);
+      bound.mu_R = at::full_like(bound.c_F, mass);
+      bound.c_R = mass * (2 * kappa_columns.sqrt() * in_query + (1.5 + 0.5 * (kappa_columns * kappa_rows).sqrt()) * in_key);
+      break;
+    }
+    case Normalization::kCount: {
+      // |phi(s)| <= 1 + |s| and |phi'| <= 1 for every response but exp.
+      bound.mu_R = mass * (1 + largest_score);
+      bound.c_R = mass * (in_query + in_key);
+      break;
+    }
+  }
+  return bound;
+}
+
+}  // namespace invattn

@@ -1,0 +1,63 @@
+#include "invattn/lipschitz/penalty.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "invattn/core/error.h"
+#include "invattn/lipschitz/local_constant.h"
+
+namespace invattn {
+
+LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations)
+    : target_(target), iterations_(iterations), generator_(at::detail::createCPUGenerator(0)) {
+  require(target > 0 && target < 1, "LocalConstantPenalty", "expected a target between 0 and 1, got ", target, ".");
+  require(iterations > 0, "LocalConstantPenalty", "expected at least one iteration, got ", iterations, ".");
+}
+
+at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, const at::Tensor& x) {
+  const bool fits = vectors_.defined() && vectors_.sizes().slice(1) == x.sizes().slice(1) && vectors_.options().type_equal(x.options());
+  if (!fits) vectors_ = at::Tensor();
+  const auto known = fits ? vectors_.size(0) : 0;
+  const auto needed = places.max().item<int64_t>() + 1;
+  if (needed > known) {
+    auto shape = x.sizes().vec();
+    shape[0] = needed - known;
+    const auto fresh = unit_samples(at::randn(shape, generator_, at::TensorOptions().dtype(at::kDouble)).to(x.options()));
+    vectors_ = fits ? at::cat({vectors_, fresh}) : fresh;
+  }
+  return vectors_.index_select(0, places);
+}
+
+at::Tensor LocalConstantPenalty::operator()(const at::Tensor& x, const at::Tensor& value, const Linearization& linearization,
+                                            const at::Tensor& images) {
+  require(x.requires_grad() && value.requires_grad(), "LocalConstantPenalty",
+          "expected an x that requires gradients and a value computed from it, got one without a graph. "
+          "Call forward with gradients on, in training mode, before asking for the penalty.");
+  require(!images.defined() || (images.dim() == 1 && images.size(0) == x.size(0) && images.scalar_type() == at::kLong),
+          "LocalConstantPenalty", "expected one image number (int64) for each of the ", x.size(0), " samples, got ",
+          images.defined() ? images.sizes() : at::IntArrayRef{}, ".");
+  if (x.size(0) == 0) return value.sum() * 0;
+  at::Tensor places, kept, left, right;
+  {
+    at::NoGradGuard no_grad;
+    places = images.defined() ? images.to(x.device()) : at::arange(x.size(0), x.options().dtype(at::kLong));
+    require(places.min().item<int64_t>() >= 0, "LocalConstantPenalty", "expected image numbers of 0 or more, got ",
+            places.min().item<int64_t>(), ".");
+    right = kept = vectors_at(places, x.detach());
+    for (int64_t i = 1; i < iterations_; ++i) right = unit_samples(linearization.vjp(linearization.jvp(right)));
+    left = unit_samples(linearization.jvp(right));
+  }
+  const auto pulled_back = torch::autograd::grad({value}, {x}, {left}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  const auto constants = (pulled_back * right).flatten(1).sum(1);
+  {
+    at::NoGradGuard no_grad;
+    // Where the Jacobian vanishes or is not a number there is no new direction: the old one waits for better weights.
+    const auto norms = sample_norms(pulled_back);
+    vectors_.index_copy_(0, places, at::where((norms > 0).logical_and(norms.isfinite()), unit_samples(pulled_back), kept));
+    constants_ = constants.detach();
+  }
+  return at::relu(constants - target_).square().mean();
+}
+
+}  // namespace invattn

@@ -1,0 +1,184 @@
+#include "invattn/lipschitz/attention_bound.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "invattn/core/error.h"
+#include "tests/lipschitz/bound_cases.h"
+
+// The bound must hold whatever the weights and whatever the input of the domain. Here for many drawn ones; attention_adversary_test looks
+// for the worst.
+namespace invattn {
+namespace {
+
+using testing::bound_cases;
+using testing::bound_setting;
+using testing::BoundCase;
+using testing::directional_difference;
+using testing::exact_constants;
+using testing::gradient;
+using testing::name_of;
+using testing::points_of_box;
+using testing::random;
+
+constexpr double kRounding = 1 + 1e-9;
+
+class BoundHolds : public ::testing::TestWithParam<BoundCase> {};
+
+TEST_P(BoundHolds, ForDrawnWeightsAndInputs) {
+  at::NoGradGuard no_grad;
+  double tightest = 0;
+  for (uint64_t index = 0; index < 72; ++index) {
+    const auto setting = bound_setting(GetParam(), index);
+    auto attention = setting.attention(GetParam());
+    const double bound = attention->bound(setting.positions).total().item<double>();
+    ASSERT_TRUE(std::isfinite(bound)) << setting;
+    const auto x = points_of_box(3, setting.channels, setting.positions, setting.radius, setting.seed);
+    const double local = exact_constants(*attention, x).max().item<double>();
+    ASSERT_LE(local, bound * kRounding) << "local constant passes the bound at " << setting;
+
+    // Over finite distances: every point with the next, and with a neighbour.
+    const auto others =
+        at::cat({x.roll({1}, {0}), (x + 0.1 * setting.radius * random(x.sizes(), index)).clamp(-setting.radius, setting.radius)});
+    const auto twice = at::cat({x, x});
+    const auto moved = (attention->forward(twice) - attention->forward(others)).flatten(1).norm(2, 1);
+    const auto distance = (twice - others).flatten(1).norm(2, 1);
+    ASSERT_TRUE((moved <= bound * kRounding * distance + 1e-12).all().item<bool>())
+        << "a finite difference passes the bound at " << setting;
+    tightest = std::max(tightest, local / bound);
+  }
+  RecordProperty("tightest", std::to_string(tightest));
+  // A bound a hundred times above all that was seen would say that this test looks in the wrong places.
+  EXPECT_GT(tightest, 0.01);
+  EXPECT_LE(tightest, kRounding);
+}
+
+// The parts of Theorem 1: mu_R bounds |R|, mu_F the values, c_F the change of F.
+TEST_P(BoundHolds, AndSoDoItsParts) {
+  at::NoGradGuard no_grad;
+  for (uint64_t index = 0; index < 12; ++index) {
+    const auto setting = bound_setting(GetParam(), index);
+    auto attention = setting.attention(GetParam());
+    const auto bound = attention->bound(setting.positions);
+    const auto x = points_of_box(4, setting.channels, setting.positions, setting.radius, setting.seed);
+    const double response = at::linalg_svdvals(attention->response(x)).max().item<double>();
+    ASSERT_LE(response, bound.mu_R.item<double>() * kRounding) << setting;
+    const auto parameters = attention->named_parameters();
+    const auto values = at::matmul(parameters["value.weight"], x.flatten(2)) + parameters["value.bias"].view({-1, 1});  // (B, C, N)
+    ASSERT_LE(values.norm(2, 1).max().item<double>(), bound.mu_F.item<double>() * kRounding) << setting;
+    ASSERT_NEAR(bound.c_F.item<double>(), at::linalg_matrix_norm(parameters["value.weight"], 2).item<double>(), 1e-12) << setting;
+    ASSERT_NEAR(bound.total().item<double>(), (bound.mu_R * bound.c_F + bound.mu_F * bound.c_R).item<double>(),
+                1e-12 * bound.total().item<double>());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, BoundHolds, ::testing::ValuesIn(bound_cases()), [](const auto& info) { return name_of(info.param); });
+
+/// Facts with numbers for norms.
+AttentionFacts facts(ResponseMap map, double query, double key, double value, int64_t positions = 9, double radius = 1) {
+  const auto norms = [](double weight) { return MapNorms{at::full({}, weight, at::kDouble), at::zeros({}, at::kDouble)}; };
+  return {
+      .map = map, .channels = 4, .positions = positions, .radius = radius, .query = norms(query), .key = norms(key), .value = norms(value)};
+}
+
+TEST(AttentionBound, WithoutScoresTheMapIsConstant) {
+  for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced}) {
+    const auto bound = attention_bound(facts({Score::kProduct, Response::kExponential, normalization, 0.5}, 0, 0, 3));
+    EXPECT_EQ(bound.c_R.item<double>(), 0) << normalization;
+    // Every entry of R is mass / N, of norm mass; divided by the sum of all it is mass / N.
+    EXPECT_NEAR(bound.mu_R.item<double>(), normalization == Normalization::kAll ? 0.5 / 9 : 0.5, 1e-12) << normalization;
+    EXPECT_NEAR(bound.mu_F.item<double>(), 6, 1e-12);
+    EXPECT_NEAR(bound.total().item<double>(), bound.mu_R.item<double>() * 3, 1e-12);
+  }
+}
+
+TEST(AttentionBound, GrowsWithRadiusWeightsAndMass) {
+  for (const auto score : {Score::kProduct, Score::kSum}) {
+    for (const auto normalization :
+         {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced, Normalization::kCount}) {
+      const ResponseMap map{score, Response::kEluPlusOne, normalization, 1};
+      const auto total = [&](const AttentionFacts& given) { return attention_bound(given).total().item<double>(); };
+      const double base = total(facts(map, 0.3, 0.2, 0.5));
+      EXPECT_GT(total(facts(map, 0.4, 0.2, 0.5)), base);
+      EXPECT_GT(total(facts(map, 0.3, 0.3, 0.5)), base);
+      EXPECT_GT(total(facts(map, 0.3, 0.2, 0.6)), base);
+      EXPECT_GT(total(facts(map, 0.3, 0.2, 0.5, 9, 1.5)), base);
+      auto heavier = facts(map, 0.3, 0.2, 0.5);
+      heavier.map.mass = 2;
+      EXPECT_NEAR(total(heavier), 2 * base, 1e-12 * base);
+    }
+  }
+}
+
+TEST(AttentionBound, StaysFiniteForHugeScores) {
+  for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced}) {
+    const auto bound = attention_bound(facts({Score::kProduct, Response::kExponential, normalization, 1}, 1e3, 1e3, 1, 10000));
+    EXPECT_TRUE(std::isfinite(bound.total().item<double>())) << normalization;
+    EXPECT_LE(bound.mu_R.item<double>(), 100 * kRounding) << normalization;  // sqrt(N)
+  }
+}
+
+TEST(AttentionBound, ForSumScoresTheRadiusEntersTheResponsePartOnlyThroughTheSpread) {
+  const ResponseMap map{Score::kSum, Response::kEluPlusOne, Normalization::kColumns, 1};
+  // Crowding is at most N, so that c_R is bounded on the whole space.
+  const double c_R = attention_bound(facts(map, 0.3, 0.2, 0.5, 9, 1e6)).c_R.item<double>();
+  EXPECT_NEAR(c_R, std::sqrt(18.0) * 0.2 + 18 * 0.3, 1e-9);
+}
+
+TEST(AttentionBound, IsDifferentiableInTheWeights) {
+  for (const auto& bound_case : bound_cases()) {
+    auto setting = bound_setting(bound_case, 21);
+    setting.constant_values = false;  // at W_F = 0 its norm has a kink
+    auto attention = setting.attention(bound_case);
+    const auto weight = attention->named_parameters()["value.weight"];
+    const auto slope = gradient(attention->bound(setting.positions).total(), weight);
+    const auto direction = random(weight.sizes(), 4);
+    const auto difference = directional_difference(
+        [&](const at::Tensor& moved) {
+          const auto kept = weight.detach().clone();
+          weight.copy_(moved);
+          auto total = attention->bound(setting.positions).total();
+          weight.copy_(kept);
+          return total;
+        },
+        weight, direction, 1e-5);
+    EXPECT_NEAR((slope * direction).sum().item<double>(), difference.item<double>(),
+                1e-5 * std::max(1.0, std::abs(difference.item<double>())))
+        << name_of(bound_case) << ": " << setting;
+  }
+}
+
+TEST(AttentionBound, IsRefusedWhereThereIsNone) {
+  for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced}) {
+    for (const auto response : {Response::kRelu, Response::kElu, Response::kIdentity}) {
+      EXPECT_THROW(attention_bound(facts({Score::kSum, response, normalization, 1}, 1, 1, 1)), Error) << normalization << " " << response;
+      EXPECT_THROW(require_bound_exists({Score::kSum, response, normalization, 1}), Error);
+    }
+    for (const auto response : {Response::kExponential, Response::kEluPlusOne, Response::kSoftplus}) {
+      EXPECT_NO_THROW(require_bound_exists({Score::kSum, response, normalization, 1}));
+    }
+  }
+  EXPECT_THROW(require_bound_exists({Score::kProduct, Response::kExponential, Normalization::kCount, 1}), Error);
+  for (const auto response : {Response::kEluPlusOne, Response::kSoftplus, Response::kRelu, Response::kElu, Response::kIdentity}) {
+    EXPECT_NO_THROW(require_bound_exists({Score::kProduct, response, Normalization::kCount, 1}));
+  }
+}
+
+TEST(AttentionBound, RefusesFactsThatMakeNoSense) {
+  const ResponseMap map{};
+  EXPECT_THROW(attention_bound(facts(map, 1, 1, 1, 0)), Error);
+  EXPECT_THROW(attention_bound(facts(map, 1, 1, 1, 4, 0)), Error);
+  EXPECT_THROW(attention_bound(facts(map, 1, 1, 1, 4, -1)), Error);
+  EXPECT_THROW(attention_bound(facts(map, 1, 1, 1, 4, std::numeric_limits<double>::infinity())), Error);
+  auto channelless = facts(map, 1, 1, 1);
+  channelless.channels = 0;
+  EXPECT_THROW(attention_bound(channelless), Error);
+}
+
+}  // namespace
+}  // namespace invattn

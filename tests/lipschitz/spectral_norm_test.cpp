@@ -1,0 +1,310 @@
+#include "invattn/lipschitz/spectral_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "tests/support/numerics.h"
+
+namespace invattn {
+namespace {
+
+using testing::directional_difference;
+using testing::directional_difference_of_gradient;
+using testing::gradient;
+using testing::max_difference;
+using testing::random;
+
+/// A matrix with these singular values.
+at::Tensor with_singular_values(int64_t rows, int64_t columns, const std::vector<double>& values, uint64_t seed) {
+  const auto count = static_cast<int64_t>(values.size());
+  const auto left = std::get<0>(at::linalg_qr(random({rows, count}, seed)));
+  const auto right = std::get<0>(at::linalg_qr(random({columns, count}, seed + 1)));
+  return at::matmul(left * at::tensor(values, at::kDouble), right.t());
+}
+
+/// The convolution as a dense matrix (I H W, O H W), transposed: each basis image pushed through.
+at::Tensor operator_matrix(const at::Tensor& weight, int64_t height, int64_t width) {
+  const auto size = weight.size(1) * height * width;
+  const auto basis = at::eye(size, weight.options()).view({size, weight.size(1), height, width});
+  return at::conv2d(basis, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2}).flatten(1);
+}
+
+double exact_norm(const at::Tensor& weight, int64_t height, int64_t width) {
+  return at::linalg_svdvals(operator_matrix(weight.detach(), height, width)).max().item<double>();
+}
+
+const PowerIterationOptions kExact{.tolerance = 1e-15, .max_iterations = 20000};
+
+TEST(SpectralNorm, IsTheLargestSingularValue) {
+  EXPECT_NEAR(spectral_norm(with_singular_values(5, 3, {0.3, 2.5, 1.0}, 1)).item<double>(), 2.5, 1e-14);
+  EXPECT_NEAR(spectral_norm(with_singular_values(3, 7, {4.0, 0.0}, 3)).item<double>(), 4.0, 1e-14);
+  EXPECT_NEAR(spectral_norm(at::full({1, 1}, -3.0, at::kDouble)).item<double>(), 3.0, 1e-15);
+  EXPECT_NEAR(spectral_norm(at::ones({4, 9})).item<double>(), 6.0, 1e-5);
+  EXPECT_EQ(spectral_norm(at::zeros({2, 3})).item<double>(), 0);
+  EXPECT_EQ(spectral_norm(at::ones({2, 3})).dim(), 0);
+}
+
+TEST(SpectralNorm, GradientAndSecondGradientEqualFiniteDifferences) {
+  const auto matrix = with_singular_values(4, 3, {2.0, 1.3, 0.4}, 5).requires_grad_(true);
+  const auto direction = random({4, 3}, 7);
+  const auto first = gradient(spectral_norm(matrix), matrix, true);
+  EXPECT_NEAR((first * direction).sum().item<double>(), directional_difference(spectral_norm, matrix, direction).item<double>(), 1e-9);
+  const auto second = gradient((first * random({4, 3}, 8)).sum(), matrix);
+  const auto difference = directional_difference_of_gradient(
+      [](const at::Tensor& at_point) {
+        return (gradient(spectral_norm(at_point), at_point) * random({4, 3}, 8)).sum();
+      },
+      matrix, direction);
+  EXPECT_GT(difference.abs().item<double>(), 1e-3);
+  EXPECT_NEAR((second * direction).sum().item<double>(), difference.item<double>(), 1e-8);
+}
+
+TEST(SpectralNorm, RefusesWhatIsNotAMatrix) {
+  EXPECT_THROW(spectral_norm({}), Error);
+  EXPECT_THROW(spectral_norm(at::ones({3})), Error);
+  EXPECT_THROW(spectral_norm(at::ones({3, 2, 1})), Error);
+  EXPECT_THROW(spectral_norm(at::ones({0, 3})), Error);
+}
+
+TEST(Constrain, ScalesDownToTheConstant) {
+  const auto weight = with_singular_values(4, 4, {3.0, 1.0}, 11);
+  EXPECT_NEAR(spectral_norm(constrain(weight, spectral_norm(weight), 0.9)).item<double>(), 0.9, 1e-14);
+  EXPECT_LT(max_difference(constrain(weight, spectral_norm(weight), 0.9), weight * 0.3), 1e-14);
+}
+
+TEST(Constrain, LeavesWhatIsUnderTheConstantBitForBit) {
+  const auto weight = with_singular_values(4, 4, {0.8, 0.1}, 11);
+  EXPECT_TRUE(at::equal(constrain(weight, spectral_norm(weight), 0.9), weight));
+}
+
+TEST(Constrain, AConstantOfZeroMeansUnconstrained) {
+  const auto weight = with_singular_values(4, 4, {300.0}, 11);
+  EXPECT_TRUE(at::equal(constrain(weight, spectral_norm(weight), 0), weight));
+}
+
+TEST(Constrain, ZeroWeightsStayZeroWithAFiniteGradient) {
+  const auto weight = at::zeros({3, 4}, at::kDouble).requires_grad_(true);
+  const auto constrained = constrain(weight, spectral_norm(weight), 0.9);
+  EXPECT_EQ(constrained.abs().max().item<double>(), 0);
+  const auto slope = random({3, 4}, 2);
+  EXPECT_TRUE(at::equal(gradient((constrained * slope).sum(), weight), slope));
+}
+
+TEST(Constrain, GradientEqualsFiniteDifferences) {
+  for (const double largest : {2.0, 0.5}) {
+    const auto weight = with_singular_values(3, 3, {largest, 0.3, 0.2}, 21).requires_grad_(true);
+    const auto direction = random({3, 3}, 22);
+    const auto slope = random({3, 3}, 23);
+    const auto function = [&](const at::Tensor& w) { return (constrain(w, spectral_norm(w), 0.9) * slope).sum(); };
+    EXPECT_NEAR((gradient(function(weight), weight) * direction).sum().item<double>(),
+                directional_difference(function, weight, direction).item<double>(), 1e-9);
+  }
+}
+
+struct ConvolutionCase {
+  int64_t outputs, inputs, kernel_height, kernel_width, height, width;
+};
+
+void PrintTo(const ConvolutionCase& c, std::ostream* out) {
+  *out << c.inputs << " -> " << c.outputs << ", kernel " << c.kernel_height << "x" << c.kernel_width << ", image " << c.height << "x"
+       << c.width;
+}
+
+class ConvolutionNormCases : public ::testing::TestWithParam<ConvolutionCase> {
+ protected:
+  at::Tensor weight(uint64_t seed = 1) const {
+    const auto& c = GetParam();
+    return random({c.outputs, c.inputs, c.kernel_height, c.kernel_width}, seed) / 3;
+  }
+};
+
+TEST_P(ConvolutionNormCases, EqualsTheSvdOfTheOperator) {
+  const auto& c = GetParam();
+  ConvolutionNorm norm(kExact);
+  const double exact = exact_norm(weight(), c.height, c.width);
+  EXPECT_NEAR(norm(weight(), c.height, c.width).item<double>(), exact, 1e-10 * exact);
+}
+
+TEST_P(ConvolutionNormCases, AtTheDefaultToleranceComesFromBelowAndNear) {
+  const auto& c = GetParam();
+  ConvolutionNorm norm;
+  const double exact = exact_norm(weight(), c.height, c.width);
+  const double estimate = norm(weight(), c.height, c.width).item<double>();
+  EXPECT_TRUE(norm.converged());
+  EXPECT_LE(estimate, exact * (1 + 1e-12));
+  // Stopping at a change of 1e-4 does not mean an error of 1e-4; with neighbouring singular values it is a few times that.
+  EXPECT_GE(estimate, exact * (1 - 1e-2));
+}
+
+TEST_P(ConvolutionNormCases, GradientEqualsFiniteDifferencesOfTheSvd) {
+  const auto& c = GetParam();
+  const auto at_point = weight().requires_grad_(true);
+  const auto direction = weight(2);
+  ConvolutionNorm norm(kExact);
+  const auto value = norm(at_point, c.height, c.width);
+  const double step = 1e-5;
+  const double difference =
+      (exact_norm(at_point + step * direction, c.height, c.width) - exact_norm(at_point - step * direction, c.height, c.width)) /
+      (2 * step);
+  EXPECT_NEAR((gradient(value, at_point) * direction).sum().item<double>(), difference, 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ConvolutionNormCases,
+                         ::testing::Values(ConvolutionCase{3, 3, 1, 1, 4, 4}, ConvolutionCase{2, 3, 3, 3, 6, 6},
+                                           ConvolutionCase{4, 2, 3, 3, 5, 9}, ConvolutionCase{3, 2, 5, 5, 7, 4},
+                                           ConvolutionCase{1, 1, 5, 5, 2, 3}, ConvolutionCase{2, 2, 3, 1, 4, 6},
+                                           ConvolutionCase{2, 5, 3, 3, 1, 1}));
+
+TEST(ConvolutionNorm, UnchangedWeightsKeepTheValueBitForBitWithoutIterations) {
+  const auto weight = random({3, 3, 3, 3}, 4);
+  ConvolutionNorm norm;
+  const double first = norm(weight, 8, 8).item<double>();
+  EXPECT_GT(norm.iterations(), 2);
+  for (int call = 0; call < 3; ++call) {
+    EXPECT_EQ(norm(weight, 8, 8).item<double>(), first);
+    EXPECT_EQ(norm.iterations(), 0);
+    EXPECT_TRUE(norm.converged());
+  }
+}
+
+TEST(ConvolutionNorm, AfterASmallChangeFewIterationsAreEnough) {
+  auto weight = random({4, 4, 3, 3}, 4);
+  ConvolutionNorm norm;
+  norm(weight, 8, 8);
+  const auto cold = norm.iterations();
+  for (uint64_t step = 0; step < 5; ++step) {
+    weight += 1e-3 * random({4, 4, 3, 3}, 50 + step);
+    const double warm = norm(weight, 8, 8).item<double>();
+    EXPECT_LE(norm.iterations(), 4);
+    EXPECT_LT(norm.iterations(), cold);
+    const double exact = exact_norm(weight, 8, 8);
+    EXPECT_NEAR(warm, exact, 5e-3 * exact);
+  }
+}
+
+TEST(ConvolutionNorm, AChangeInPlaceIsNoticed) {
+  auto weight = random({2, 2, 3, 3}, 4);
+  ConvolutionNorm norm(kExact);
+  const double before = norm(weight, 5, 5).item<double>();
+  weight.select(0, 0).zero_();
+  const double exact = exact_norm(weight, 5, 5);
+  EXPECT_GT(std::abs(before - exact), 0.1);
+  EXPECT_NEAR(norm(weight, 5, 5).item<double>(), exact, 1e-10);
+}
+
+// A tensor that is gone leaves its address to the next one.
+TEST(ConvolutionNorm, OtherWeightsAtTheSameAddressAreNoticed) {
+  ConvolutionNorm norm(kExact);
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const double value = norm(random({2, 2, 3, 3}, seed), 5, 5).item<double>();
+    const double exact = exact_norm(random({2, 2, 3, 3}, seed), 5, 5);
+    ASSERT_NEAR(value, exact, 1e-9 * exact) << "weights number " << seed;
+  }
+}
+
+TEST(ConvolutionNorm, AnotherViewOfTheSameMemoryIsNoticed) {
+  const auto weight = random({2, 3, 3, 3}, 4);
+  const auto other = weight.view({3, 2, 3, 3});
+  const auto shared = weight.select(0, 0).unsqueeze(0);
+  ConvolutionNorm norm(kExact);
+  for (const auto& view : {weight, other, weight, shared, weight}) {
+    EXPECT_NEAR(norm(view, 4, 4).item<double>(), exact_norm(view, 4, 4), 1e-10);
+  }
+}
+
+TEST(ConvolutionNorm, FollowsTheImageSizeAndTheType) {
+  const auto weight = random({2, 2, 3, 3}, 4);
+  ConvolutionNorm norm(kExact);
+  for (const auto& [height, width] : {std::pair<int64_t, int64_t>{3, 3}, {6, 4}, {4, 6}, {3, 3}}) {
+    EXPECT_NEAR(norm(weight, height, width).item<double>(), exact_norm(weight, height, width), 1e-10);
+  }
+  const auto single = weight.to(at::kFloat);
+  EXPECT_EQ(norm(single, 3, 3).scalar_type(), at::kFloat);
+  EXPECT_NEAR(norm(single, 3, 3).item<double>(), exact_norm(weight, 3, 3), 1e-4);
+}
+
+TEST(ConvolutionNorm, ZeroWeightsHaveNormZeroAndCanGrow) {
+  auto weight = at::zeros({2, 2, 3, 3}, at::kDouble);
+  ConvolutionNorm norm(kExact);
+  EXPECT_EQ(norm(weight, 4, 4).item<double>(), 0);
+  EXPECT_TRUE(norm.converged());
+  auto leaf = weight.clone().requires_grad_(true);
+  EXPECT_TRUE(gradient(norm(leaf, 4, 4), leaf).isfinite().all().item<bool>());
+  weight.copy_(random({2, 2, 3, 3}, 9));
+  EXPECT_NEAR(norm(weight, 4, 4).item<double>(), exact_norm(weight, 4, 4), 1e-10);
+}
+
+// The vector kept from before has nothing in a channel that had only zeros; that channel may be the largest by now.
+TEST(ConvolutionNorm, AChannelThatWasZeroIsFound) {
+  auto weight = at::zeros({2, 2, 1, 1}, at::kDouble);
+  weight[0][0] = 1;
+  ConvolutionNorm norm(kExact);
+  EXPECT_NEAR(norm(weight, 3, 3).item<double>(), 1, 1e-12);
+  weight[1][1] = 5;
+  EXPECT_NEAR(norm(weight, 3, 3).item<double>(), 5, 1e-9);
+}
+
+TEST(ConvolutionNorm, SaysSoWhenItGivesUp) {
+  const auto weight = random({3, 3, 3, 3}, 4);
+  ConvolutionNorm norm({.tolerance = 1e-12, .max_iterations = 2});
+  const double estimate = norm(weight, 8, 8).item<double>();
+  EXPECT_EQ(norm.iterations(), 2);
+  EXPECT_FALSE(norm.converged());
+  EXPECT_GT(estimate, 0);
+  EXPECT_LE(estimate, exact_norm(weight, 8, 8));
+}
+
+TEST(ConvolutionNorm, NanWeightsGiveNanNotANumberThatLooksRight) {
+  const auto weight = at::full({2, 2, 3, 3}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
+  ConvolutionNorm norm(kExact);
+  EXPECT_TRUE(std::isnan(norm(weight, 4, 4).item<double>()));
+  EXPECT_FALSE(norm.converged());
+  const auto good = random({2, 2, 3, 3}, 3);
+  EXPECT_NEAR(norm(good, 4, 4).item<double>(), exact_norm(good, 4, 4), 1e-9);  // and recovers
+}
+
+TEST(ConvolutionNorm, TheSecondDerivativeInTheWeightsIsAnError) {
+  const auto weight = random({2, 2, 3, 3}, 4).requires_grad_(true);
+  ConvolutionNorm norm;
+  const auto first = gradient(norm(weight, 4, 4), weight, true);
+  EXPECT_THROW(gradient(first.square().sum(), weight), Error);
+  const auto constrained = constrain(weight, norm(weight, 4, 4), 0.5);
+  const auto of_constrained = gradient(constrained.square().sum(), weight, true);
+  EXPECT_THROW(gradient(of_constrained.square().sum(), weight), Error);
+}
+
+TEST(ConvolutionNorm, SecondDerivativesOfOtherThingsPassThrough) {
+  // The derivative in the input of a product with the constrained weight, once more in the weight: needs one derivative of the norm.
+  const auto weight = random({2, 2, 3, 3}, 4).requires_grad_(true);
+  const auto x = random({1, 2, 4, 4}, 5).requires_grad_(true);
+  const auto probe = random({1, 2, 4, 4}, 6);
+  const auto direction = random({2, 2, 3, 3}, 7);
+  const auto function = [&](const at::Tensor& w) {
+    ConvolutionNorm norm(kExact);
+    const at::AutoGradMode enable(true);
+    const auto image = at::conv2d(x, constrain(w, norm(w, 4, 4), 0.5), {}, 1, at::IntArrayRef{1, 1});
+    return (gradient(image.square().sum(), x, true) * probe).sum();
+  };
+  EXPECT_NEAR((gradient(function(weight), weight) * direction).sum().item<double>(),
+              directional_difference(function, weight, direction, 1e-4).item<double>(), 1e-6);
+}
+
+TEST(ConvolutionNorm, RefusesBadShapesAndOptions) {
+  ConvolutionNorm norm;
+  EXPECT_THROW(norm({}, 4, 4), Error);
+  EXPECT_THROW(norm(at::ones({3, 3}), 4, 4), Error);
+  EXPECT_THROW(norm(at::ones({3, 3, 2, 2}), 4, 4), Error);
+  EXPECT_THROW(norm(at::ones({3, 3, 3, 4}), 4, 4), Error);
+  EXPECT_THROW(norm(at::ones({3, 3, 3, 3}), 0, 4), Error);
+  EXPECT_THROW(norm(at::ones({3, 3, 3, 3}), 4, -1), Error);
+  EXPECT_THROW(ConvolutionNorm({.tolerance = 0}), Error);
+  EXPECT_THROW(ConvolutionNorm({.tolerance = 1e-4, .max_iterations = 0}), Error);
+}
+
+}  // namespace
+}  // namespace invattn
