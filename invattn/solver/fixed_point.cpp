@@ -1,0 +1,22 @@
+#include "invattn/solver/fixed_point.h"
+
+#include "invattn/solver/driver.h"
+
+namespace invattn {
+namespace {
+
+class FixedPoint final : public Method {
+ public:
+  Point advance(const Point& current, const Point& /*best*/, Evaluator& evaluator) override { return evaluator.evaluate(current.image); }
+};
+
+}  // namespace
+
+Solution solve_fixed_point(const ResidualProblem& problem, const at::Tensor& y, const FixedPointOptions& options,
+                           const at::Tensor& initial) {
+  constexpr int64_t kPatience = 50;
+  FixedPoint method;
+  return drive(problem, y, initial, Rules::from(options, kPatience), method);
+}
+
+}  // namespace invattn
