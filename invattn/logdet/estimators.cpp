@@ -1,0 +1,145 @@
+#include "invattn/logdet/estimators.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <limits>
+
+#include "invattn/core/error.h"
+#include "invattn/logdet/branch_products.h"
+
+namespace invattn {
+namespace {
+
+/// 0 in the forward pass, the identity in the backward pass: lends its argument's gradient to a value computed elsewhere.
+/// The Neumann vector inside that argument is a constant to autograd, so that a second derivative would be silently wrong: it is refused.
+class GradientOnly : public torch::autograd::Function<GradientOnly> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& surrogate) { return at::zeros_like(surrogate); }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list outer) {
+    require(!at::GradMode::is_enabled(), "log_det",
+            "expected first derivatives only, got a backward pass with create_graph: the Neumann gradient cannot be differentiated again. ",
+            "Use gradient=series or ExactLogDet.");
+    return {outer[0]};
+  }
+};
+
+/// <a, b> of each sample: (B)
+at::Tensor inner_products(const at::Tensor& a, const at::Tensor& b) { return flatten_samples(a * b).sum(1); }
+
+/// (B) or (1) -> (B, 1, ..., 1), to multiply samples by.
+at::Tensor as_sample_factor(const at::Tensor& factor, const at::Tensor& x) {
+  std::vector<int64_t> sizes(x.dim(), 1);
+  sizes[0] = factor.size(0);
+  return factor.view(sizes);
+}
+
+double alternating_sign(int64_t k) { return k % 2 == 1 ? 1.0 : -1.0; }
+
+at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& draw) {
+  auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
+  auto power = draw.probe;  // (J')^k v
+  for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
+    power = products.vjp_with_graph(power);
+    value = value + draw.weights[k - 1] * (alternating_sign(k) / static_cast<double>(k)) * inner_products(power, draw.probe);
+  }
+  return value;
+}
+
+/// Without a graph; where `neumann` is given it also becomes w = sum_{k=0..} (-1)^k weights[k] (J')^k v, from the same products.
+at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& draw, at::Tensor* neumann) {
+  const at::NoGradGuard no_graph;
+  const auto& linearization = products.linearization();
+  auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
+  if (neumann != nullptr) *neumann = at::zeros_like(draw.probe);
+  auto power = draw.probe;  // (J')^k v
+  for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
+    const auto weight = draw.weights[k - 1];
+    if (neumann != nullptr) neumann->addcmul_(power, as_sample_factor(weight, power), alternating_sign(k));
+    power = linearization.vjp(power);
+    value.addcmul_(inner_products(power, draw.probe), weight, alternating_sign(k) / static_cast<double>(k));
+  }
+  return value;
+}
+
+/// d log det(I + J) = tr((I + J)^-1 dJ) = E[w' dJ v] with w = (I + J')^-1 v, so that <J'w, v> with w held constant has the gradient.
+at::Tensor estimate_with_neumann_gradient(BranchProducts& products, const ProbeDraw& draw) {
+  at::Tensor neumann;
+  const auto value = estimate_without_graph(products, draw, &neumann);
+  const auto surrogate = inner_products(products.vjp_with_graph(neumann), draw.probe);
+  return surrogate.requires_grad() ? value + GradientOnly::apply(surrogate) : value;
+}
+
+template <class Options>
+std::optional<at::Generator> make_generator(const Options& options) {
+  if (options.seed == -1) return std::nullopt;
+  return at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
+}
+
+/// Drawn on the CPU whatever the device, so that a seed means the same everywhere.
+at::Tensor draw_probe(Probe probe, const at::Tensor& x, const std::optional<at::Generator>& generator) {
+  const auto on_cpu = x.options().device(at::kCPU).memory_format(std::nullopt);
+  if (probe == Probe::kGaussian) return at::randn(x.sizes(), generator, on_cpu).to(x.device());
+  return at::randint(2, x.sizes(), generator, on_cpu).mul_(2).sub_(1).to(x.device());
+}
+
+/// `draw_weights(generator)` gives the weights of one probe's series.
+template <class Options, class DrawWeights>
+LogDet average_probes(const LogDetProblem& problem, const Options& options, const DrawWeights& draw_weights) {
+  const auto& x = problem.x;
+  const auto generator = make_generator(options);
+  std::vector<ProbeDraw> draws;
+  draws.reserve(options.probes);
+  for (int64_t i = 0; i < options.probes; ++i) {
+    auto probe = draw_probe(options.probe, x, generator);
+    draws.push_back({.probe = std::move(probe), .weights = draw_weights(generator).to(x.options())});
+  }
+  const auto estimates = probe_estimates(problem, draws, options.gradient);  // (probes, B)
+  const auto unknown = at::full({x.size(0)}, std::numeric_limits<double>::quiet_NaN(), x.options());
+  return {.value = estimates.mean(0),
+          .standard_error =
+              options.probes == 1 ? unknown : estimates.detach().std(0, /*unbiased=*/true) / std::sqrt(static_cast<double>(options.probes)),
+          .sign = unknown.clone()};
+}
+
+}  // namespace
+
+at::Tensor probe_estimates(const LogDetProblem& problem, const std::vector<ProbeDraw>& draws, LogDetGradient gradient) {
+  BranchProducts products(problem);
+  const bool with_graph = wants_gradient(problem);
+  std::vector<at::Tensor> estimates;
+  estimates.reserve(draws.size());
+  for (const auto& draw : draws) {
+    if (!with_graph) {
+      estimates.push_back(estimate_without_graph(products, draw, nullptr));
+    } else if (gradient == LogDetGradient::kNeumann) {
+      estimates.push_back(estimate_with_neumann_gradient(products, draw));
+    } else {
+      estimates.push_back(estimate_through_graph(products, draw));
+    }
+  }
+  return at::stack(estimates, 0);
+}
+
+at::Tensor roulette_weights(const RouletteLogDet& options, int64_t batch, const std::optional<at::Generator>& generator) {
+  // geometric_ counts trials up to the first success, itself included: one more than the times that the game went on.
+  const auto extra = at::empty({batch}, at::kLong).geometric_(1 - options.continuation, generator) - 1;
+  const auto largest = options.minimum_terms + (batch == 0 ? 0 : extra.max().item<int64_t>());
+  const auto beyond = at::arange(1, largest + 1, at::kLong).sub(options.minimum_terms).clamp_min(0).unsqueeze(1);  // (terms, 1)
+  return at::where(beyond <= extra, at::pow(1 / options.continuation, beyond.to(at::kDouble)), 0.0);
+}
+
+LogDet estimated_log_det(const LogDetProblem& problem, const SeriesLogDet& options) {
+  return average_probes(problem, options, [&](const auto&) { return at::ones({options.terms, 1}, problem.x.options()); });
+}
+
+LogDet estimated_log_det(const LogDetProblem& problem, const RouletteLogDet& options) {
+  const auto batch = problem.x.size(0);
+  return average_probes(problem, options, [&](const auto& generator) { return roulette_weights(options, batch, generator); });
+}
+
+}  // namespace invattn

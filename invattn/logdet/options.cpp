@@ -1,0 +1,53 @@
+#include "invattn/logdet/options.h"
+
+#include <cmath>
+
+#include "invattn/core/error.h"
+
+namespace invattn {
+namespace {
+
+/// The fields that both estimators have.
+template <class Options>
+void validate_sampling(const Options& options, std::string_view origin) {
+  require(options.probes >= 1, origin, "expected probes >= 1, got ", options.probes, ". One probe is enough for training.");
+  require(options.seed >= -1, origin, "expected a seed >= 0, or -1 for the default generator, got ", options.seed,
+          ". Pass -1 and call torch::manual_seed to reproduce a whole run.");
+}
+
+}  // namespace
+
+void SeriesLogDet::validate() const {
+  require(terms >= 1, "SeriesLogDet", "expected terms >= 1, got ", terms, ". Ten terms suit a branch with constant 0.9 in training.");
+  validate_sampling(*this, "SeriesLogDet");
+}
+
+void RouletteLogDet::validate() const {
+  require(minimum_terms >= 1, "RouletteLogDet", "expected minimum_terms >= 1, got ", minimum_terms,
+          ". The first term has the largest variance: always compute it.");
+  require(continuation > 0 && continuation < 1, "RouletteLogDet", "expected 0 < continuation < 1, got ", continuation,
+          ". Use SeriesLogDet for a fixed number of terms.");
+  validate_sampling(*this, "RouletteLogDet");
+}
+
+void ExactLogDet::validate() const {
+  require(max_dimension >= 1, "ExactLogDet", "expected max_dimension >= 1, got ", max_dimension,
+          ". Give the number of entries per sample.");
+}
+
+std::string describe(const LogDetOptions& options) {
+  constexpr std::array<std::string_view, 3> kMethods{"series", "roulette", "exact"};
+  return std::visit([&](const auto& chosen) { return std::string(kMethods.at(options.index())) + "(" + print_fields(chosen) + ")"; },
+                    options);
+}
+
+double series_remainder(double lipschitz, int64_t terms, int64_t dimension) {
+  require(lipschitz >= 0 && lipschitz < 1, "series_remainder", "expected a Lipschitz constant in [0, 1), got ", lipschitz,
+          ". The series converges only where the branch is a contraction.");
+  require(terms >= 0, "series_remainder", "expected terms >= 0, got ", terms, ". Give the number of terms that are summed.");
+  require(dimension >= 0, "series_remainder", "expected dimension >= 0, got ", dimension, ". Give the number of entries per sample.");
+  const auto next = static_cast<double>(terms + 1);
+  return std::pow(lipschitz, next) / (next * (1 - lipschitz)) * static_cast<double>(dimension);
+}
+
+}  // namespace invattn

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "invattn/core/fields.h"
+#include "invattn/core/names.h"
+
+namespace invattn {
+
+/// The distribution of the random vectors v of Hutchinson's trace estimate tr(A) = E[v'Av]; both have mean 0 and covariance I.
+enum class Probe {
+  kRademacher,  ///< entries -1 and 1: the smallest variance, exact on diagonal matrices
+  kGaussian,    ///< standard normal entries: the variance depends on the eigenvalues of (A + A')/2 only, not on the basis
+};
+
+template <>
+struct EnumNames<Probe> {
+  static constexpr std::string_view kWhat = "the probe";
+  static constexpr std::array<std::pair<Probe, std::string_view>, 2> kNames{{
+      {Probe::kRademacher, "rademacher"},
+      {Probe::kGaussian, "gaussian"},
+  }};
+};
+
+/// How an estimator's value is differentiated. Both gradients have the same expectation (see SeriesLogDet and RouletteLogDet).
+enum class LogDetGradient {
+  kNeumann,  ///< v'(I + J)^-1 dJ v, the inverse as a series of graph-free products: the graph of one vjp per probe. First derivatives only
+  kSeries,   ///< through every term: the graphs of all vjps stay in memory, any order of derivative
+};
+
+template <>
+struct EnumNames<LogDetGradient> {
+  static constexpr std::string_view kWhat = "the gradient";
+  static constexpr std::array<std::pair<LogDetGradient, std::string_view>, 2> kNames{{
+      {LogDetGradient::kNeumann, "neumann"},
+      {LogDetGradient::kSeries, "series"},
+  }};
+};
+
+/// The truncated power series sum_{k=1..n} (-1)^(k+1) v'J^k v / k, averaged over probes.
+///
+/// Its expectation is sum_{k=1..n} (-1)^(k+1) tr(J^k) / k: biased by at most `series_remainder`. The gradient's expectation is, for
+/// both ways of making it, the exact gradient of that truncated sum, tr(sum_{k=0..n-1} (-J)^k dJ).
+struct SeriesLogDet {
+  /// n, the number of powers of J. With the Lipschitz constant c of the branch the bias shrinks as c^(n+1).
+  int64_t terms = 10;
+  /// Independent probes per sample; the cost is proportional. The standard error needs at least two.
+  int64_t probes = 1;
+  Probe probe = Probe::kRademacher;
+  LogDetGradient gradient = LogDetGradient::kNeumann;
+  /// -1 draws from torch's default CPU generator. Another seed starts a private generator at every call: the same call then gives the
+  /// same numbers, which suits evaluation and not training, where each step wants new probes.
+  int64_t seed = -1;
+
+  /// Throws a usage error that names the first field out of range.
+  void validate() const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("terms", self.terms, "number of powers of the Jacobian");
+    field("probes", self.probes, "independent random vectors per sample");
+    field("probe", self.probe, "their distribution");
+    field("gradient", self.gradient, "how the value is differentiated");
+    field("seed", self.seed, "seed of the probes; -1: the default generator");
+  }
+};
+
+/// The unbiased series: every sample (and every probe) draws its own number of terms N, and term k is divided by P(N >= k).
+///
+/// Its expectation is log det(I + J), and that of its gradient, for both ways of making it, is the gradient of log det(I + J). The
+/// same N cuts the value's series and the Neumann series of the gradient.
+///
+/// The price is variance: it is sure to be finite where (spectral radius of J)^2 < `continuation`. The default covers branches held under 0.9; nearer to 1,
+/// raise `continuation`, or `minimum_terms` to shrink what the rare long draws contribute.
+struct RouletteLogDet {
+  /// Terms that are always computed, with weight 1.
+  int64_t minimum_terms = 2;
+  /// The probability p of going on after each later term: P(N >= k) = p^(k - minimum_terms), p / (1 - p) further terms on average.
+  /// A batch costs as much as its longest draw.
+  double continuation = 0.85;
+  /// Independent probes per sample, each with its own N; the cost is proportional. The standard error needs at least two.
+  int64_t probes = 1;
+  Probe probe = Probe::kRademacher;
+  LogDetGradient gradient = LogDetGradient::kNeumann;
+  /// As in SeriesLogDet; the draws of N come from the same generator.
+  int64_t seed = -1;
+
+  /// Throws a usage error that names the first field out of range.
+  void validate() const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("minimum_terms", self.minimum_terms, "terms that are always computed");
+    field("continuation", self.continuation, "probability of going on after each later term");
+    field("probes", self.probes, "independent random vectors per sample");
+    field("probe", self.probe, "their distribution");
+    field("gradient", self.gradient, "how the value is differentiated");
+    field("seed", self.seed, "seed of the probes and of the numbers of terms; -1: the default generator");
+  }
+};
+
+/// The full Jacobian, d products and an LU factorisation per sample: for small sizes and for checking the estimators.
+///
+/// The Jacobian has the type of x; the factorisation runs in float64. Differentiable to any order, with d graphs in memory.
+struct ExactLogDet {
+  /// Samples with more entries are refused: the Jacobian alone holds dimension^2 numbers per sample.
+  int64_t max_dimension = 4096;
+
+  /// Throws a usage error that names the first field out of range.
+  void validate() const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("max_dimension", self.max_dimension, "largest number of entries per sample that is accepted");
+  }
+};
+
+using LogDetOptions = std::variant<SeriesLogDet, RouletteLogDet, ExactLogDet>;
+
+/// "series(terms=10, probes=1, …)", "roulette(…)" or "exact(…)".
+std::string describe(const LogDetOptions& options);
+
+/// The bound c^(n+1) / ((n+1) (1-c)) * d on what the series leaves out after n terms, where `lipschitz` = c < 1 bounds the spectral
+/// norm of J and `dimension` = d is the number of entries per sample. A bound on the bias; the probes' noise comes on top.
+double series_remainder(double lipschitz, int64_t terms, int64_t dimension);
+
+}  // namespace invattn
