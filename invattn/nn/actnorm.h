@@ -1,0 +1,40 @@
+#pragma once
+
+#include <torch/nn/pimpl.h>
+
+#include "invattn/nn/bijection.h"
+
+namespace invattn {
+
+struct ActNormOptions {
+  int64_t channels = 0;  ///< C of the input; has to be given
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("channels", self.channels, "channels of the input; has to be given");
+  }
+};
+
+/// y = (x + shift) exp(log_scale), per channel. The first batch in training mode sets both so that y has mean 0 and variance 1.
+class ActNormImpl : public BijectionImpl {
+ public:
+  explicit ActNormImpl(ActNormOptions options);
+
+  using BijectionImpl::forward_log_det;
+  using BijectionImpl::inverse;
+  at::Tensor forward(const at::Tensor& x) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
+  Solution inverse(const at::Tensor& y, const SolverOptions& options) override;
+  std::string describe() const override;
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void check(const at::Tensor& x) const;
+
+  ActNormOptions options_;
+  at::Tensor log_scale_, shift_;  // (C)
+  at::Tensor started_;            // 1 once the first batch has been seen; floating, because Module::to converts every buffer
+};
+TORCH_MODULE(ActNorm);
+
+}  // namespace invattn

@@ -1,0 +1,191 @@
+#include "invattn/nn/archive.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "invattn/core/error.h"
+#include "invattn/core/version.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/safetensors.h"
+#include "invattn/nn/actnorm.h"
+#include "invattn/nn/attention.h"
+#include "invattn/nn/convolution.h"
+#include "invattn/nn/residual.h"
+#include "invattn/nn/sequential.h"
+#include "invattn/nn/squeeze.h"
+
+namespace invattn {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "invattn-model-1";
+
+/// The value of a key of a description; keys beyond `keys` are refused.
+const json& member(const json& description, const char* key, const std::vector<std::string>& keys) {
+  for (const auto& item : description.items()) {
+    if (std::find(keys.begin(), keys.end(), item.key()) == keys.end()) {
+      fail(ErrorKind::kData, "make_bijection", "expected only ", list_names(item.key(), keys), " in a description of type '",
+           description.value("type", "?"), "', got '", item.key(), "'.");
+    }
+  }
+  const auto found = description.find(key);
+  if (found == description.end()) {
+    fail(ErrorKind::kData, "make_bijection", "expected the key '", key, "' in a description, got ", description.dump().substr(0, 80), ".");
+  }
+  return *found;
+}
+
+std::string type_of(const json& description) {
+  if (!description.is_object() || !description.contains("type") || !description["type"].is_string()) {
+    fail(ErrorKind::kData, "make_bijection", "expected an object with a \"type\", got ", description.dump().substr(0, 80), ".");
+  }
+  return description["type"];
+}
+
+template <HasFields Options>
+Options options_of(const json& description) {
+  Options options;
+  fields_from_json(options, member(description, "options", {"type", "options"}), "make_bijection");
+  return options;
+}
+
+Bijection build(const json& description);
+
+std::shared_ptr<BranchImpl> build_branch(const json& description) {
+  const auto type = type_of(description);
+  if (type == "attention") return std::make_shared<AttentionImpl>(options_of<AttentionOptions>(description));
+  if (type == "convolution") return std::make_shared<ConvolutionImpl>(options_of<ConvolutionOptions>(description));
+  fail(ErrorKind::kData, "make_bijection", "expected a branch of type ", list_names(type, {"attention", "convolution"}), ", got '", type,
+       "'.");
+}
+
+Bijection build(const json& description) {
+  const auto type = type_of(description);
+  if (type == "squeeze") return std::make_shared<SqueezeImpl>(options_of<SqueezeOptions>(description));
+  if (type == "actnorm") return std::make_shared<ActNormImpl>(options_of<ActNormOptions>(description));
+  if (type == "residual") {
+    return std::make_shared<InvertibleResidualImpl>(build_branch(member(description, "branch", {"type", "branch"})));
+  }
+  if (type == "sequential") {
+    auto result = std::make_shared<SequentialImpl>();
+    const auto& parts = member(description, "parts", {"type", "parts"});
+    if (!parts.is_array()) fail(ErrorKind::kData, "make_bijection", "expected a list of parts, got ", parts.dump().substr(0, 80), ".");
+    for (const auto& part : parts) result->push_back(build(part));
+    return result;
+  }
+  fail(ErrorKind::kData, "make_bijection", "expected a type ", list_names(type, {"squeeze", "actnorm", "residual", "sequential"}),
+       ", got '", type, "'.");
+}
+
+/// Parameters and buffers by name.
+std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& model) {
+  std::map<std::string, at::Tensor> result;
+  for (const auto& item : model.named_parameters()) result[item.key()] = item.value();
+  for (const auto& item : model.named_buffers()) result[item.key()] = item.value();
+  return result;
+}
+
+/// The residual blocks by name; a model that is one itself has the name "".
+std::vector<std::pair<std::string, InvertibleResidualImpl*>> blocks_of(BijectionImpl& model) {
+  std::vector<std::pair<std::string, InvertibleResidualImpl*>> result;
+  for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
+    if (auto* block = dynamic_cast<InvertibleResidualImpl*>(item.value().get())) result.emplace_back(item.key(), block);
+  }
+  return result;
+}
+
+/// A stored tensor goes where it belongs, or an error says why not.
+void assign(const std::string& path, const std::string& name, at::Tensor& target, const at::Tensor& stored) {
+  if (stored.sizes() != target.sizes()) {
+    fail(ErrorKind::kData, "load", path, ": expected '", name, "' of shape ", target.sizes(), ", got ", stored.sizes(),
+         ". The weights and the options in the file do not belong together.");
+  }
+  if (stored.scalar_type() != target.scalar_type()) {
+    fail(ErrorKind::kData, "load", path, ": expected '", name, "' in ", target.scalar_type(), ", got ", stored.scalar_type(), ".");
+  }
+  if (stored.is_floating_point() && !stored.isfinite().all().item<bool>()) {
+    fail(ErrorKind::kData, "load", path, ": expected finite weights, got NaN or infinity in '", name,
+         "'. The training that saved it had failed.");
+  }
+  target.copy_(stored);
+}
+
+const std::string& metadata(const SafetensorsFile& file, const std::string& path, const char* key) {
+  const auto found = file.metadata.find(key);
+  if (found == file.metadata.end()) {
+    fail(ErrorKind::kData, "load", path, ": expected a model saved by invattn, got a safetensors file without '", key,
+         "' in its metadata. Weights of other programs have to be put into a model by name.");
+  }
+  return found->second;
+}
+
+}  // namespace
+
+Bijection make_bijection(const std::string& description) { return build(parse_json(description, "make_bijection")); }
+
+void save(const std::filesystem::path& path, BijectionImpl& model) {
+  model.project();
+  auto certificates = json::object();
+  for (const auto& [name, block] : blocks_of(model)) certificates[name] = fields_to_json(block->certificate());
+  write_safetensors(path, tensors_of(model),
+                    {{"format", kFormat},
+                     {"producer", std::string("invattn ") + kVersion},
+                     {"model", model.describe()},
+                     {"certificates", certificates.dump()}});
+}
+
+Bijection load(const std::filesystem::path& path) {
+  const auto file = read_safetensors(path);
+  const auto name_of_file = path.string();
+  if (const auto& format = metadata(file, name_of_file, "format"); format != kFormat) {
+    fail(ErrorKind::kData, "load", name_of_file, ": expected the format ", kFormat, ", got '", format.substr(0, 40),
+         "'. Read it with the release that wrote it.");
+  }
+  auto model = make_bijection(metadata(file, name_of_file, "model"));
+
+  auto targets = tensors_of(*model);
+  std::set<at::ScalarType> types;
+  for (const auto& [name, tensor] : file.tensors) {
+    if (!targets.contains(name)) {
+      fail(ErrorKind::kData, "load", name_of_file, ": expected no tensor '", name, "': the model in its metadata has none of that name.");
+    }
+    if (tensor.is_floating_point()) types.insert(tensor.scalar_type());
+  }
+  if (types == std::set{at::kDouble}) model->to(at::kDouble);
+  at::NoGradGuard no_grad;
+  for (auto& [name, target] : targets) {
+    const auto stored = file.tensors.find(name);
+    if (stored == file.tensors.end()) {
+      fail(ErrorKind::kData, "load", name_of_file, ": expected a tensor '", name, "' of shape ", target.sizes(),
+           ", got none of that name.");
+    }
+    assign(name_of_file, name, target, stored->second);
+  }
+
+  const auto certificates = parse_json(metadata(file, name_of_file, "certificates"), "load");
+  for (const auto& [name, block] : blocks_of(*model)) {
+    if (!certificates.is_object() || !certificates.contains(name)) continue;
+    Certificate stored;
+    fields_from_json(stored, certificates[name], "load");
+    if (stored.basis == Basis::kMeasured) block->restore(stored);
+  }
+  model->eval();
+  return model;
+}
+
+std::vector<StoredBlock> certificates_of(const BijectionImpl& model) {
+  std::vector<StoredBlock> result;
+  for (const auto& [name, block] : blocks_of(const_cast<BijectionImpl&>(model))) {
+    const auto present = block->certificate();
+    const bool lapsed = block->measured().basis != Basis::kNothing && block->measured().weights != present.weights;
+    result.push_back({name, lapsed ? block->measured() : present, !lapsed});
+  }
+  return result;
+}
+
+}  // namespace invattn

@@ -1,0 +1,339 @@
+#include "invattn/nn/attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/lipschitz/spectral_norm.h"
+
+namespace invattn {
+namespace {
+
+constexpr const char* kOrigin = "AttentionOptions";
+
+bool has_embedding(AttentionKind kind) { return kind != AttentionKind::kGaussian; }
+bool uses_phi(AttentionKind kind) { return kind == AttentionKind::kDotProduct || kind == AttentionKind::kConcatenation; }
+
+/// A projection aims this far below the constant, so that rounding does not put it above and the forward pass has nothing left to do.
+constexpr double kBelow = 1 - 1e-6;
+
+}  // namespace
+
+ResponseMap AttentionOptions::map() const {
+  return {kind == AttentionKind::kConcatenation ? Score::kSum : Score::kProduct, uses_phi(kind) ? phi : Response::kExponential,
+          normalization, mass};
+}
+
+void AttentionOptions::validate() const {
+  require(channels > 0, kOrigin, "expected a positive number of channels, got ", channels,
+          ". Set it to C of the input, for example AttentionOptions{.channels = 12}.");
+  require(bottleneck > 0, kOrigin, "expected a positive bottleneck, got ", bottleneck, ".");
+  require(mass > 0 && std::isfinite(mass), kOrigin, "expected a positive mass, got ", mass, ".");
+  for (const auto& [name, value] : {std::pair{"value_constant", value_constant}, std::pair{"output_constant", output_constant},
+                                    std::pair{"response_constant", response_constant}}) {
+    require(value >= 0 && std::isfinite(value), kOrigin, "expected ", name, " to be a positive constant, or 0 for none, got ", value, ".");
+  }
+  require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
+  require(radius > 0 && std::isfinite(radius), kOrigin, "expected a positive, finite radius, got ", radius, ".");
+  const auto response = map().response;
+  require(!(normalization == Normalization::kCount && response == Response::kExponential), kOrigin,
+          "expected the Gaussian kinds to be divided by a sum of their responses, got normalisation count, with which exp overflows. "
+          "Use columns, rows, all or balanced.");
+  const bool has_sign = response == Response::kElu || response == Response::kIdentity;
+  require(!(normalization == Normalization::kBalanced && has_sign), kOrigin, "expected a phi without sign for normalisation balanced, got ",
+          response, ". Use elu+1, softplus or relu.");
+  require(response != Response::kExponential || !uses_phi(kind), kOrigin, "expected phi to be elu+1, softplus, relu, elu or identity for ",
+          kind, ", got exp. For exp use the kind embedded-gaussian.");
+  require(policy != Policy::kProduct, kOrigin,
+          "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
+  if (policy == Policy::kStrict) {
+    require_bound_exists(map());
+    require(
+        output == OutputMap::kLinear && output_constant > 0 && value_constant > 0, kOrigin,
+        "expected a constrained F and W_L for the policy strict (output linear, value_constant and output_constant above 0), got output ",
+        output, ", ", value_constant, " and ", output_constant, ".");
+  }
+}
+
+AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, int64_t channels) {
+  AttentionOptions options{.channels = channels, .kind = kind};
+  switch (preset) {
+    case AttentionPreset::kPlain:
+      options.normalization = uses_phi(kind) ? Normalization::kCount : Normalization::kRows;
+      options.phi = Response::kIdentity;
+      options.value_constant = options.output_constant = 0;
+      options.output = OutputMap::kNone;
+      options.policy = Policy::kNone;
+      break;
+    case AttentionPreset::kPaper:
+      options.policy = Policy::kPaper;
+      break;
+    case AttentionPreset::kPublishedCode:
+      options.normalization = Normalization::kRows;
+      options.phi = Response::kElu;
+      options.mass = 1 / 1.5;
+      options.response_constant = 0.9;
+      options.value_constant = kind == AttentionKind::kDotProduct ? 0.5 : 0.9;
+      options.output = kind == AttentionKind::kGaussian ? OutputMap::kGate : OutputMap::kLinear;
+      options.policy = Policy::kPaper;
+      break;
+    case AttentionPreset::kGuarded:
+      break;
+    case AttentionPreset::kStrict:
+      options.policy = Policy::kStrict;
+      options.normalization = Normalization::kBalanced;
+      options.response_constant = 0.1;  // the bound grows with the spread of the scores: small query and key maps leave more to W_L
+      break;
+  }
+  return options;
+}
+
+PointwiseMapImpl::PointwiseMapImpl(int64_t inputs, int64_t outputs, bool with_bias, double constant) : constant_(constant) {
+  const double width = 1 / std::sqrt(static_cast<double>(inputs));  // as torch's convolutions begin
+  weight = register_parameter("weight", at::empty({outputs, inputs}).uniform_(-width, width));
+  if (with_bias) bias = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));
+}
+
+at::Tensor PointwiseMapImpl::constrained_weight() const {
+  return constant_ > 0 ? constrain(weight, spectral_norm(weight), constant_) : weight;
+}
+
+void PointwiseMapImpl::project() {
+  if (!(constant_ > 0)) return;
+  at::NoGradGuard no_grad;
+  const double norm = spectral_norm(weight).item<double>();
+  if (norm > constant_) weight.mul_(constant_ / norm * kBelow);
+}
+
+void PointwiseMapImpl::scale(double factor) {
+  at::NoGradGuard no_grad;
+  project();  // first, or the constraint would undo the scale
+  weight.mul_(factor);
+  if (bias.defined()) bias.mul_(factor);
+}
+
+void PointwiseMapImpl::pretty_print(std::ostream& stream) const {
+  stream << "PointwiseMap(" << weight.size(1) << " -> " << weight.size(0);
+  if (constant_ > 0) stream << ", constant " << constant_;
+  stream << (bias.defined() ? ")" : ", no bias)");
+}
+
+at::Tensor AttentionImpl::Affine::linear(const at::Tensor& tangents) const {
+  if (!weight.defined()) return tangents;
+  return at::bmm(weight.unsqueeze(0).expand({tangents.size(0), -1, -1}), tangents);
+}
+
+at::Tensor AttentionImpl::Affine::operator()(const at::Tensor& positions) const {
+  if (!bias.defined()) return linear(positions);
+  return at::baddbmm(bias.view({1, -1, 1}), weight.unsqueeze(0).expand({positions.size(0), -1, -1}), positions);
+}
+
+at::Tensor AttentionImpl::Affine::adjoint(const at::Tensor& cotangents) const {
+  if (!weight.defined()) return cotangents;
+  return at::bmm(weight.t().unsqueeze(0).expand({cotangents.size(0), -1, -1}), cotangents);
+}
+
+AttentionInputs AttentionImpl::Maps::inputs(const at::Tensor& positions) const {
+  return {query(positions), key(positions), value(positions)};
+}
+
+AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options) {
+  options_.validate();
+  const auto channels = options_.channels;
+  const auto width = std::max<int64_t>(1, channels / options_.bottleneck);
+  if (has_embedding(options_.kind)) {
+    query_ = register_module("query", PointwiseMap(channels, width, options_.bias, options_.response_constant));
+    key_ = register_module("key", PointwiseMap(channels, width, options_.bias, options_.response_constant));
+  }
+  if (options_.kind == AttentionKind::kConcatenation) {
+    concat_ = register_module("concat", PointwiseMap(2 * width, 1, false, options_.response_constant));
+  }
+  value_ = register_module("value", PointwiseMap(channels, channels, options_.bias, options_.value_constant));
+  if (options_.output == OutputMap::kLinear) {
+    output_ = register_module("output", PointwiseMap(channels, channels, options_.bias, options_.output_constant));
+  } else if (options_.output == OutputMap::kGate) {
+    gate_ = register_parameter("gate", at::zeros({1}));
+  }
+}
+
+void AttentionImpl::check(const at::Tensor& x, const char* origin) const {
+  require(x.defined() && x.dim() == 4 && x.size(1) == options_.channels, origin, "expected images (B, ", options_.channels, ", H, W), got ",
+          x.defined() ? x.sizes() : at::IntArrayRef{}, ". The attention was made with channels = ", options_.channels, ".");
+  require(x.size(2) > 0 && x.size(3) > 0, origin, "expected at least one position, got ", x.size(2), " x ", x.size(3), ".");
+  require(x.scalar_type() == value_->weight.scalar_type(), origin, "expected the type of the weights, ", value_->weight.scalar_type(),
+          ", got ", x.scalar_type(), ". Convert one of them with .to(…).");
+  require(x.device() == value_->weight.device(), origin, "expected the device of the weights, ", value_->weight.device(), ", got ",
+          x.device(), ". Move one of them with .to(…).");
+}
+
+MapNorms AttentionImpl::norms(const Affine& map) const {
+  const auto options = value_->weight.options();
+  return {map.weight.defined() ? spectral_norm(map.weight) : at::ones({}, options),
+          map.bias.defined() ? map.bias.norm() : at::zeros({}, options)};
+}
+
+AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
+  return attention_bound({.map = options_.map(),
+                          .channels = options_.channels,
+                          .positions = positions,
+                          .radius = options_.radius,
+                          .query = norms(maps.query),
+                          .key = norms(maps.key),
+                          .value = norms(maps.value)});
+}
+
+AttentionBound AttentionImpl::bound(int64_t positions) const { return bound(maps(positions), positions); }
+
+AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
+  Maps result;
+  if (has_embedding(options_.kind)) {
+    result.query = {query_->constrained_weight(), query_->bias};
+    result.key = {key_->constrained_weight(), key_->bias};
+  }
+  if (options_.kind == AttentionKind::kConcatenation) {
+    // W_3 [W_1 x_i, W_2 x_j] is a number per x_i plus a number per x_j.
+    const auto halves = concat_->constrained_weight().chunk(2, 1);
+    const auto compose = [](const at::Tensor& half, const Affine& map) {
+      return Affine{at::mm(half, map.weight), map.bias.defined() ? at::mv(half, map.bias) : at::Tensor()};
+    };
+    result.query = compose(halves[0], result.query);
+    result.key = compose(halves[1], result.key);
+  }
+  result.value = {value_->constrained_weight(), value_->bias};
+  if (options_.output == OutputMap::kLinear) {
+    auto weight = output_->constrained_weight();
+    if (options_.policy == Policy::kStrict) {
+      const auto constant_of_attention = bound(result, positions).total();
+      weight = constrain(weight, spectral_norm(weight) * constant_of_attention, options_.constant);
+    }
+    result.output = {weight, output_->bias};
+  } else if (options_.output == OutputMap::kGate) {
+    result.output = {at::tanh(gate_) * at::eye(options_.channels, gate_.options()), {}};
+  }
+  return result;
+}
+
+at::Tensor AttentionImpl::evaluate(const Maps& maps, const at::Tensor& x) const {
+  auto positions = x.flatten(2);  // (B, C, N)
+  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
+  return maps.output(response_attention(maps.inputs(positions), options_.map())).reshape(x.sizes());
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+  check(x, "Attention");
+  if (options_.policy == Policy::kStrict && options_.outside == Outside::kThrow) outside_domain(x);
+  return evaluate(maps(x.size(2) * x.size(3)), x);
+}
+
+at::Tensor AttentionImpl::response(const at::Tensor& x) {
+  check(x, "Attention");
+  auto positions = x.flatten(2);
+  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
+  return response_map(maps(positions.size(2)).inputs(positions), options_.map());
+}
+
+/// J at a point: the three 1x1 maps, the closed form of the attention, W_L.
+class AttentionImpl::PointLinearization final : public Linearization {
+ public:
+  PointLinearization(Maps maps, const AttentionOptions& options, bool clips, const at::Tensor& x)
+      : maps_(std::move(maps)), shape_(x.sizes().vec()) {
+    auto positions = x.detach().flatten(2);
+    if (clips) {
+      inside_ = (positions.abs() <= options.radius).to(x.scalar_type());
+      positions = positions.clamp(-options.radius, options.radius);
+    }
+    inner_ = linearize_response_attention(maps_.inputs(positions), options.map());
+  }
+
+  at::Tensor value() const override {
+    at::NoGradGuard no_grad;
+    return maps_.output(inner_->value()).view(shape_);
+  }
+
+  at::Tensor jvp(const at::Tensor& tangent) const override {
+    at::NoGradGuard no_grad;
+    const auto v = masked(tangent.flatten(2));
+    return maps_.output.linear(inner_->jvp({maps_.query.linear(v), maps_.key.linear(v), maps_.value.linear(v)})).reshape(shape_);
+  }
+
+  at::Tensor vjp(const at::Tensor& cotangent) const override {
+    at::NoGradGuard no_grad;
+    const auto pulled = inner_->vjp(maps_.output.adjoint(cotangent.flatten(2)));
+    const auto sum = maps_.query.adjoint(pulled.query) + maps_.key.adjoint(pulled.key) + maps_.value.adjoint(pulled.value);
+    return masked(sum).reshape(shape_);
+  }
+
+ private:
+  at::Tensor masked(const at::Tensor& positions) const { return inside_.defined() ? positions * inside_ : positions; }
+
+  Maps maps_;
+  std::vector<int64_t> shape_;
+  at::Tensor inside_;  // where clipping lets changes through
+  std::unique_ptr<AttentionLinearization> inner_;
+};
+
+FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
+  check(example, "Attention");
+  at::NoGradGuard no_grad;
+  const auto fixed = maps(example.size(2) * example.size(3));
+  return {[this, fixed](const at::Tensor& x) {
+            at::NoGradGuard quiet;
+            return evaluate(fixed, x);
+          },
+          [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
+            at::NoGradGuard quiet;
+            return std::make_unique<PointLinearization>(fixed, options_, clips(), x);
+          }};
+}
+
+void AttentionImpl::project() {
+  for (auto* map : {&query_, &key_, &concat_, &value_, &output_}) {
+    if (!map->is_empty()) (*map)->project();
+  }
+}
+
+void AttentionImpl::scale(double factor) {
+  require(factor > 0 && factor <= 1, "Attention", "expected a scale in (0, 1], got ", factor, ".");
+  project();
+  // g is linear in W_L, and without one in F.
+  if (!output_.is_empty()) {
+    output_->scale(factor);
+  } else {
+    value_->scale(factor);
+  }
+}
+
+Certificate AttentionImpl::certificate() const {
+  Certificate result{.policy = options_.policy};
+  if (options_.policy == Policy::kStrict) {
+    // W_L is scaled for the number of positions at hand, so that the bound holds for any.
+    result.basis = Basis::kProved;
+    result.constant = options_.constant;
+    result.domain_radius = clips() ? 0 : options_.radius;
+  }
+  return result;
+}
+
+int64_t AttentionImpl::outside_domain(const at::Tensor& x) const {
+  if (options_.policy != Policy::kStrict || options_.outside == Outside::kClip || x.numel() == 0) return 0;
+  // What a solver's tolerance leaves at the border is not outside; NaN is.
+  const auto largest = x.detach().abs().flatten(1).amax(1);
+  const auto count = (largest <= options_.radius * (1 + 1e-5)).logical_not().sum().item<int64_t>();
+  require(count == 0 || options_.outside == Outside::kReport, "Attention", "expected entries of x within [", -options_.radius, ", ",
+          options_.radius, "], the domain of the strict bound, got ", count, " of ", x.size(0),
+          " samples outside. Scale the input, raise `radius`, ", "or set outside = clip.");
+  return count;
+}
+
+std::string AttentionImpl::describe() const { return nlohmann::json{{"type", "attention"}, {"options", fields_to_json(options_)}}.dump(); }
+
+void AttentionImpl::pretty_print(std::ostream& stream) const { stream << "Attention(" << print_fields(options_) << ")"; }
+
+}  // namespace invattn

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "invattn/lipschitz/certificate.h"
+#include "invattn/ops/linearization.h"
+
+namespace invattn {
+
+/// A branch whose constrained weights were computed once: for loops that evaluate it many times without gradients.
+struct FrozenBranch {
+  TensorMap value;                                                             // g
+  std::function<std::unique_ptr<Linearization>(const at::Tensor&)> linearize;  // x -> J at x
+};
+
+/// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.
+class BranchImpl : public torch::nn::Module {
+ public:
+  using torch::nn::Module::Module;
+
+  /// g(x), differentiable to every order in x.
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+
+  /// g with the weights of this moment, for inputs of the size of `example`. The default computes them anew at each call and
+  /// linearises by autograd.
+  virtual FrozenBranch freeze(const at::Tensor& example);
+
+  /// Makes the weights themselves satisfy their constraints (see BijectionImpl::project).
+  virtual void project() {}
+
+  /// Multiplies g by a factor in (0, 1], folded into the weights.
+  virtual void scale(double factor) = 0;
+
+  virtual Policy policy() const = 0;
+
+  /// What the weights alone promise, whatever they were trained on.
+  virtual Certificate certificate() const { return {.policy = policy()}; }
+
+  /// Number of samples of x outside the domain that the certificate speaks of. Throws where the options ask for it.
+  virtual int64_t outside_domain(const at::Tensor& x) const { return 0; }
+
+  /// The options that made this object, as JSON with a "type".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace invattn

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <torch/nn/pimpl.h>
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/fields.h"
+#include "invattn/lipschitz/spectral_norm.h"
+#include "invattn/nn/branch.h"
+
+namespace invattn {
+
+/// Activations with Lipschitz constant 1.
+enum class Activation {
+  kElu,
+  kLipSwish,  ///< x sigmoid(beta x) / 1.1 with a learned beta > 0: smooth, and its slope does not vanish together with its curvature
+};
+
+template <>
+struct EnumNames<Activation> {
+  static constexpr std::string_view kWhat = "an activation";
+  static constexpr std::array<std::pair<Activation, std::string_view>, 2> kNames{
+      {{Activation::kElu, "elu"}, {Activation::kLipSwish, "lipswish"}}};
+};
+
+struct ConvolutionOptions {
+  int64_t channels = 0;                           ///< C of the input; has to be given
+  int64_t hidden = 128;                           ///< channels inside
+  int64_t kernel = 3;                             ///< odd; of the first and the last convolution, those between are 1x1
+  int64_t layers = 3;                             ///< convolutions, with an activation between each two
+  Activation activation = Activation::kLipSwish;  ///< has Lipschitz constant 1
+  double constant = 0.9;                          ///< of the branch: each convolution gets its layers-th root
+  double tolerance = 1e-4;                        ///< of the power iterations
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("channels", self.channels, "channels of the input; has to be given");
+    field("hidden", self.hidden, "channels inside");
+    field("kernel", self.kernel, "odd; of the first and the last convolution, those between are 1x1");
+    field("layers", self.layers, "convolutions, with an activation between each two");
+    field("activation", self.activation, "between convolutions; has Lipschitz constant 1");
+    field("constant", self.constant, "of the branch: each convolution gets its layers-th root");
+    field("tolerance", self.tolerance, "of the power iterations for the spectral norms");
+  }
+
+  void validate() const;
+};
+
+/// The branch of an i-ResNet: convolutions whose spectral norms multiply to the constant.
+class ConvolutionImpl : public BranchImpl {
+ public:
+  explicit ConvolutionImpl(const ConvolutionOptions& options);
+
+  at::Tensor forward(const at::Tensor& x) override;
+  FrozenBranch freeze(const at::Tensor& example) override;
+  void project() override;
+  void scale(double factor) override;
+  Policy policy() const override { return Policy::kProduct; }
+  Certificate certificate() const override;
+  std::string describe() const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  const ConvolutionOptions& options() const { return options_; }
+
+ private:
+  struct Layer {
+    at::Tensor weight;  // (O, I, k, k)
+    at::Tensor bias;    // (O)
+    at::Tensor beta;    // of the activation behind it, before the softplus; undefined for the last layer and for ELU
+    ConvolutionNorm norm;
+  };
+
+  at::Tensor spectral_norm_of(Layer& layer, int64_t height, int64_t width);
+  std::vector<at::Tensor> constrained_weights(int64_t height, int64_t width);
+  at::Tensor evaluate(const std::vector<at::Tensor>& weights, const at::Tensor& x) const;
+  double layer_constant() const;
+
+  ConvolutionOptions options_;
+  std::vector<Layer> layers_;
+  at::Tensor
+      image_size_;  // (2), floating (Module::to converts every buffer): height and width of the last input, which the spectral norms belong to
+};
+TORCH_MODULE(Convolution);
+
+}  // namespace invattn

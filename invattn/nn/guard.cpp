@@ -1,0 +1,118 @@
+#include "invattn/nn/guard.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "invattn/core/error.h"
+
+namespace invattn {
+namespace {
+
+/// Puts a network into evaluation mode for a while.
+class Evaluating {
+ public:
+  explicit Evaluating(torch::nn::Module& network) : network_(network), was_training_(network.is_training()) { network_.eval(); }
+  ~Evaluating() { network_.train(was_training_); }
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  torch::nn::Module& network_;
+  bool was_training_;
+};
+
+}  // namespace
+
+void GuardOptions::validate() const {
+  require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
+  require(weight >= 0 && std::isfinite(weight), "GuardOptions", "expected a weight of 0 or more, got ", weight, ".");
+  require(iterations > 0, "GuardOptions", "expected at least one iteration, got ", iterations, ".");
+  require(margin >= 1 && std::isfinite(margin), "GuardOptions", "expected a margin of 1 or more, got ", margin, ".");
+}
+
+Guard::Guard(torch::nn::Module& network, const GuardOptions& options) : options_(options), network_(&network) {
+  options_.validate();
+  for (const auto& module : network.modules(/*include_self=*/true)) {
+    auto* block = dynamic_cast<InvertibleResidualImpl*>(module.get());
+    if (block == nullptr) continue;
+    blocks_.push_back(block);
+    const auto* attention = dynamic_cast<AttentionImpl*>(&block->branch());
+    if (attention == nullptr || block->branch().policy() != Policy::kGuarded) continue;
+    guarded_.push_back({block, attention->options().constant,
+                        LocalConstantPenalty(std::min(options_.target, attention->options().constant), options_.iterations)});
+    block->record(true);
+  }
+}
+
+Guard::~Guard() {
+  for (const auto& entry : guarded_) entry.block->record(false);
+}
+
+at::Tensor Guard::penalty(const at::Tensor& images) {
+  at::Tensor total;
+  last_largest_ = 0;
+  for (auto& entry : guarded_) {
+    const auto& [x, value] = entry.block->recorded();
+    require(x.defined() && value.defined(), "Guard",
+            "expected a forward pass with gradients in training mode before penalty(), got none. Call network->train() and forward first.");
+    const auto linearization = entry.block->branch().freeze(x).linearize(x);
+    const auto part = entry.penalty(x, value, *linearization, images);
+    total = total.defined() ? total + part : part;
+    if (const auto& constants = entry.penalty.constants(); constants.defined() && constants.numel() > 0) {
+      last_largest_ = std::max(last_largest_, constants.max().item<double>());
+    }
+  }
+  return total.defined() ? total * options_.weight : at::zeros({});
+}
+
+void Guard::after_step() {
+  for (auto* block : blocks_) block->project();
+}
+
+std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor&)>& forward, const std::vector<at::Tensor>& batches,
+                                       const std::string& data) {
+  require(!batches.empty(), "Guard", "expected batches to measure on, got none. Give finish() training images.");
+  const Evaluating evaluating(*network_);
+  at::NoGradGuard no_grad;
+  after_step();
+
+  std::vector<double> largest(guarded_.size());
+  std::vector<int64_t> samples(guarded_.size());
+  const auto measure_from = [&](std::size_t first) {
+    std::fill(largest.begin() + static_cast<std::ptrdiff_t>(first), largest.end(), 0.0);
+    std::fill(samples.begin() + static_cast<std::ptrdiff_t>(first), samples.end(), 0);
+    for (const auto& batch : batches) {
+      forward(batch);
+      for (std::size_t i = first; i < guarded_.size(); ++i) {
+        const auto& x = guarded_[i].block->recorded().x;
+        require(x.defined(), "Guard", "expected `forward` to run every guarded block, got one it did not reach.");
+        const auto linearization = guarded_[i].block->branch().freeze(x).linearize(x);
+        const auto constants = local_constants(*linearization, x, options_.measure);
+        largest[i] = std::max(largest[i], constants.largest());
+        samples[i] += x.size(0);
+      }
+    }
+  };
+  measure_from(0);
+  // Scaling a block changes what the blocks behind it are given: those are measured again.
+  std::vector<Certificate> certificates;
+  for (std::size_t i = 0; i < guarded_.size(); ++i) {
+    auto& [block, constant, penalty] = guarded_[i];
+    Certificate certificate{.policy = Policy::kGuarded, .basis = Basis::kMeasured, .data = data, .samples = samples[i]};
+    const double room = constant / options_.margin;
+    if (largest[i] > room) {
+      certificate.scale = room / largest[i];
+      block->branch().scale(certificate.scale);
+      if (i + 1 < guarded_.size()) measure_from(i + 1);
+    }
+    certificate.constant = largest[i] * certificate.scale;
+    block->certify(certificate);
+    certificates.push_back(block->measured());
+  }
+  return certificates;
+}
+
+}  // namespace invattn

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "invattn/core/fields.h"
+#include "invattn/lipschitz/local_constant.h"
+#include "invattn/lipschitz/penalty.h"
+#include "invattn/nn/residual.h"
+
+namespace invattn {
+
+struct GuardOptions {
+  double target = 0.85;            ///< local constants above this are penalised while training
+  double weight = 10.0;            ///< of the penalty in the loss
+  int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
+  double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
+  LocalConstantOptions measure{};  ///< how constants are measured at the end
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("target", self.target, "local constants above this are penalised while training");
+    field("weight", self.weight, "of the penalty in the loss");
+    field("iterations", self.iterations, "power iterations per step and block");
+    field("margin", self.margin, "the final scale leaves room by this factor");
+    field("measure", self.measure, "how constants are measured at the end");
+  }
+
+  void validate() const;
+};
+
+/// Keeps every guarded block of a network invertible while any trainer trains it:
+///
+///   Guard guard(*network);
+///   for (...) {
+///     auto loss = criterion(network->forward(x)) + guard.penalty();   // after the forward pass, in training mode
+///     loss.backward(); optimizer.step();
+///     guard.after_step();
+///   }
+///   guard.finish(forward, batches, "the training images");            // measures, scales where needed, certifies
+///
+/// The penalty costs one product J v and one more backward pass per block and step, whatever the depth.
+class Guard {
+ public:
+  explicit Guard(torch::nn::Module& network, const GuardOptions& options = {});
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  /// weight x the sum over blocks of mean relu(L - target)^2, differentiable, at the inputs of the last forward pass. `images` numbers
+  /// the samples of the batch within the training set, if the caller knows: each image then keeps a vector of its own, which one
+  /// iteration a step is enough for, at the cost of one copy of the training set in memory.
+  at::Tensor penalty(const at::Tensor& images = {});
+
+  /// The largest local constant that the last penalty saw, over all blocks: a lower estimate, for showing progress.
+  double last_largest() const { return last_largest_; }
+
+  /// Projects the weights of every residual block onto their constraints, guarded or not.
+  void after_step();
+
+  /// Runs `forward` over the batches, measures the local constants of each guarded block on its own inputs there, scales g where
+  /// margin x largest is above the block's constant, and certifies each block. `data` names the batches in the certificates.
+  std::vector<Certificate> finish(const std::function<void(const at::Tensor&)>& forward, const std::vector<at::Tensor>& batches,
+                                  const std::string& data);
+
+ private:
+  struct Guarded {
+    InvertibleResidualImpl* block;
+    double constant;
+    LocalConstantPenalty penalty;
+  };
+
+  GuardOptions options_;
+  torch::nn::Module* network_;
+  std::vector<InvertibleResidualImpl*> blocks_;
+  std::vector<Guarded> guarded_;
+  double last_largest_ = 0;
+};
+
+}  // namespace invattn

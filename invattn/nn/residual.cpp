@@ -1,0 +1,101 @@
+#include "invattn/nn/residual.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <ostream>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/io/json_fields.h"
+
+namespace invattn {
+
+InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branch) : branch_(std::move(branch)) {
+  require(branch_ != nullptr, "InvertibleResidual", "expected a branch, got none.");
+  require(
+      branch_->policy() != Policy::kNone, "InvertibleResidual",
+      "expected a branch under a policy (paper, guarded, strict or product), got none: x + g(x) with an unconstrained g has no inverse. "
+      "Use the branch by itself for ordinary attention.");
+  register_module("branch", branch_);
+}
+
+InvertibleResidualImpl::Recording InvertibleResidualImpl::evaluate(const at::Tensor& x, bool needs_graph_to_x) {
+  require_images(x, "InvertibleResidual");
+  const bool gradients = at::GradMode::is_enabled();
+  const bool record = recording_ && is_training() && gradients;
+  const bool detach = (record || (needs_graph_to_x && gradients)) && !x.requires_grad();
+  const auto input = detach ? x.detach().requires_grad_(true) : x;
+  Recording result{input, branch_->forward(input)};
+  if (record) {
+    recorded_ = result;
+  } else if (recording_) {
+    recorded_ = {x.detach(), {}};
+  }
+  return result;
+}
+
+at::Tensor InvertibleResidualImpl::forward(const at::Tensor& x) {
+  const auto [input, value] = evaluate(x, false);
+  return input + value;
+}
+
+std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+  const auto [input, value] = evaluate(x, true);
+  const LogDetProblem problem{input, value, [this, &point = input] { return branch_->freeze(point).linearize(point.detach()); }};
+  auto determinant = log_det(problem, options);
+  return {input + value, std::move(determinant)};
+}
+
+Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
+  require_images(y, "InvertibleResidual");
+  at::NoGradGuard no_grad;
+  const auto frozen = branch_->freeze(y);
+  const ResidualProblem problem{frozen.value, [&frozen](const at::Tensor& x) {
+                                  const std::shared_ptr<Linearization> at_x = frozen.linearize(x);
+                                  return [at_x](const at::Tensor& v) { return at_x->jvp(v); };
+                                }};
+  auto solution = solve(problem, y, options);
+  if (const auto outside = branch_->outside_domain(solution.x); outside > 0) {
+    solution.report.notes.push_back(std::to_string(outside) + " of " + std::to_string(y.size(0)) +
+                                    " samples lie outside the domain of the certificate: " + certificate().text());
+  }
+  return solution;
+}
+
+std::string InvertibleResidualImpl::digest() const {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& item : branch_->named_parameters()) tensors.emplace_back(item.key(), item.value());
+  return weights_digest(tensors);
+}
+
+Certificate InvertibleResidualImpl::certificate() const {
+  if (measured_.basis != Basis::kNothing && measured_.weights == digest()) return measured_;
+  auto result = branch_->certificate();
+  result.weights = digest();
+  return result;
+}
+
+void InvertibleResidualImpl::certify(Certificate certificate) {
+  certificate.weights = digest();
+  measured_ = std::move(certificate);
+}
+
+void InvertibleResidualImpl::record(bool on) {
+  recording_ = on;
+  recorded_ = {};
+}
+
+std::string InvertibleResidualImpl::describe() const {
+  return nlohmann::json{{"type", "residual"}, {"branch", parse_json(branch_->describe(), "describe")}}.dump();
+}
+
+void InvertibleResidualImpl::pretty_print(std::ostream& stream) const { stream << "InvertibleResidual"; }
+
+InvertibleAttentionImpl::InvertibleAttentionImpl(const AttentionOptions& options)
+    : InvertibleAttentionImpl(std::make_shared<AttentionImpl>(options)) {}
+
+InvertibleAttentionImpl::InvertibleAttentionImpl(std::shared_ptr<AttentionImpl> attention)
+    : InvertibleResidualImpl(attention), attention_(std::move(attention)) {}
+
+}  // namespace invattn

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "invattn/lipschitz/certificate.h"
+#include "invattn/nn/attention.h"
+#include "invattn/nn/bijection.h"
+#include "invattn/nn/branch.h"
+
+namespace invattn {
+
+/// y = x + g(x) over any branch g: the only place with an inverse loop and a log-determinant.
+class InvertibleResidualImpl : public BijectionImpl {
+ public:
+  /// Refuses a branch with the policy none: it promises nothing, so that there is no inverse to speak of.
+  explicit InvertibleResidualImpl(std::shared_ptr<BranchImpl> branch);
+
+  using BijectionImpl::forward_log_det;
+  using BijectionImpl::inverse;
+  at::Tensor forward(const at::Tensor& x) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
+  Solution inverse(const at::Tensor& y, const SolverOptions& options) override;
+  void project() override { branch_->project(); }
+  std::string describe() const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  BranchImpl& branch() { return *branch_; }
+  const BranchImpl& branch() const { return *branch_; }
+
+  /// What is promised of g: what the weights alone promise, or a measurement of these very weights.
+  Certificate certificate() const;
+
+  /// Keeps a measurement made on the present weights (the Guard does). It lapses when the weights change.
+  void certify(Certificate certificate);
+
+  /// Keeps a certificate that was stored with its digest; it counts only if the weights are those.
+  void restore(Certificate certificate) { measured_ = std::move(certificate); }
+
+  /// The measured certificate as it was given, also if the weights have changed since; its basis is `nothing` if there never was one.
+  const Certificate& measured() const { return measured_; }
+
+  /// What the Guard needs of the last forward pass: x and g(x), with their graph in training. Kept only while recording.
+  struct Recording {
+    at::Tensor x;
+    at::Tensor value;
+  };
+  void record(bool on);
+  const Recording& recorded() const { return recorded_; }
+
+ private:
+  std::string digest() const;
+  /// x as the branch sees it, and g(x).
+  Recording evaluate(const at::Tensor& x, bool needs_graph_to_x);
+
+  std::shared_ptr<BranchImpl> branch_;
+  Certificate measured_;
+  bool recording_ = false;
+  Recording recorded_;
+};
+TORCH_MODULE(InvertibleResidual);
+
+/// An invertible attention block: InvertibleResidual over Attention.
+class InvertibleAttentionImpl : public InvertibleResidualImpl {
+ public:
+  explicit InvertibleAttentionImpl(const AttentionOptions& options);
+
+  AttentionImpl& attention() { return *attention_; }
+  const AttentionOptions& options() const { return attention_->options(); }
+
+ private:
+  explicit InvertibleAttentionImpl(std::shared_ptr<AttentionImpl> attention);
+
+  std::shared_ptr<AttentionImpl> attention_;
+};
+TORCH_MODULE(InvertibleAttention);
+
+}  // namespace invattn

@@ -1,0 +1,85 @@
+#include "invattn/nn/sequential.h"
+
+#include <ATen/ATen.h>
+
+#include <ostream>
+#include <string>
+
+#include "invattn/core/error.h"
+#include "invattn/io/json_fields.h"
+
+namespace invattn {
+namespace {
+
+/// The options for part `index`: a fixed seed gives each part probes of its own.
+LogDetOptions for_part(const LogDetOptions& options, std::size_t index) {
+  auto result = options;
+  std::visit(
+      [index](auto& chosen) {
+        if constexpr (requires { chosen.seed; }) {
+          if (chosen.seed >= 0) chosen.seed += static_cast<int64_t>(index);
+        }
+      },
+      result);
+  return result;
+}
+
+}  // namespace
+
+SequentialImpl::SequentialImpl(std::vector<Bijection> parts) {
+  for (auto& part : parts) push_back(std::move(part));
+}
+
+void SequentialImpl::push_back(Bijection part) {
+  require(part != nullptr, "Sequential", "expected a bijection, got none.");
+  register_module(std::to_string(parts_.size()), part);
+  parts_.push_back(std::move(part));
+}
+
+at::Tensor SequentialImpl::forward(const at::Tensor& x) {
+  require_images(x, "Sequential");
+  auto y = x;
+  for (const auto& part : parts_) y = part->forward(y);
+  return y;
+}
+
+std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+  require_images(x, "Sequential");
+  auto y = x;
+  auto total = exact_log_det(at::zeros({x.size(0)}, x.options()));
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    auto [next, part] = parts_[i]->forward_log_det(y, for_part(options, i));
+    y = next;
+    total.value = total.value + part.value;
+    total.standard_error = (total.standard_error.square() + part.standard_error.square()).sqrt();
+    total.sign = total.sign * part.sign;
+  }
+  return {y, total};
+}
+
+Solution SequentialImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
+  require_images(y, "Sequential");
+  auto x = y.detach();
+  std::vector<InverseReport> reports;
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    auto solution = (*part)->inverse(x, options);
+    x = solution.x;
+    reports.push_back(std::move(solution.report));
+  }
+  if (reports.empty()) return {x, InverseReport::exact(y.size(0), "identity")};
+  return {x, InverseReport::combine(std::move(reports))};
+}
+
+void SequentialImpl::project() {
+  for (const auto& part : parts_) part->project();
+}
+
+std::string SequentialImpl::describe() const {
+  auto parts = nlohmann::json::array();
+  for (const auto& part : parts_) parts.push_back(parse_json(part->describe(), "describe"));
+  return nlohmann::json{{"type", "sequential"}, {"parts", parts}}.dump();
+}
+
+void SequentialImpl::pretty_print(std::ostream& stream) const { stream << "Sequential"; }
+
+}  // namespace invattn

@@ -1,0 +1,299 @@
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/lipschitz/local_constant.h"
+#include "invattn/nn/archive.h"
+#include "invattn/nn/bijection.h"
+#include "invattn/nn/residual.h"
+#include "tests/support/numerics.h"
+
+/// What every bijection owes its users, checked in one place and instantiated for each of them in one line.
+namespace invattn::testing {
+
+struct BijectionCase {
+  std::string name;
+  std::function<Bijection()> make;  // with fixed weights, in float32
+  std::vector<int64_t> shape;       // of one small input, (B, C, H, W)
+  double promised_constant = 0;     // of the branch of a residual block; 0: none is promised
+
+  friend void PrintTo(const BijectionCase& self, std::ostream* out) { *out << self.name; }
+};
+
+class BijectionContract : public ::testing::TestWithParam<BijectionCase> {
+ protected:
+  void SetUp() override {
+    at::manual_seed(7);
+    model_ = GetParam().make();
+    model_->forward(input(at::kFloat, 99));  // a data-dependent start happens here
+    model_->eval();
+  }
+
+  Bijection in_double() {
+    model_->to(at::kDouble);
+    return model_;
+  }
+
+  at::Tensor input(at::ScalarType type, uint64_t seed = 1) const { return random(GetParam().shape, seed, type) * 0.5; }
+
+  Bijection model_;
+};
+
+TEST_P(BijectionContract, KeepsBatchAndSizeAndType) {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    model_->to(type);
+    const auto x = input(type);
+    const auto y = model_->forward(x);
+    EXPECT_EQ(y.numel(), x.numel());
+    EXPECT_EQ(y.size(0), x.size(0));
+    EXPECT_EQ(y.scalar_type(), type);
+    EXPECT_EQ(model_->inverse(y).x.sizes(), x.sizes());
+  }
+}
+
+TEST_P(BijectionContract, EmptyBatch) {
+  auto shape = GetParam().shape;
+  shape[0] = 0;
+  const auto none = at::zeros(shape, at::kFloat);
+  const auto y = model_->forward(none);
+  EXPECT_EQ(y.size(0), 0);
+  const auto [same, log_det] = model_->forward_log_det(none, ExactLogDet{});
+  EXPECT_EQ(log_det.value.sizes(), (at::IntArrayRef{0}));
+  const auto [x, report] = model_->inverse(y, AndersonOptions{});
+  EXPECT_EQ(x.sizes(), none.sizes());
+}
+
+TEST_P(BijectionContract, SamplesDoNotSeeEachOther) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto y = model->forward(x);
+  for (int64_t i = 0; i < x.size(0); ++i) EXPECT_LT(max_difference(model->forward(x.slice(0, i, i + 1)), y.slice(0, i, i + 1)), 1e-12);
+  auto broken = x.clone();
+  broken[0].fill_(std::numeric_limits<double>::quiet_NaN());
+  const auto rest = model->forward(broken).slice(0, 1);
+  EXPECT_LT(max_difference(rest, y.slice(0, 1)), 1e-12);
+}
+
+TEST_P(BijectionContract, LayoutDoesNotMatter) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto expected = model->forward(x);
+  EXPECT_LT(max_difference(model->forward(x.contiguous(at::MemoryFormat::ChannelsLast)), expected), 1e-12);
+  const auto strided = at::stack({x, x}, 4).select(4, 0);
+  EXPECT_LT(max_difference(model->forward(strided), expected), 1e-12);
+  EXPECT_LT(max_difference(model->inverse(expected.contiguous(at::MemoryFormat::ChannelsLast), AndersonOptions{.tolerance = 1e-12}).x, x),
+            1e-9);
+}
+
+TEST_P(BijectionContract, RoundTripsWithEverySolver) {
+  const std::vector<SolverOptions> in_float{FixedPointOptions{}, AndersonOptions{}, NewtonKrylovOptions{}};
+  const auto x32 = input(at::kFloat);
+  for (const auto& options : in_float) {
+    const auto [x, report] = model_->inverse(model_->forward(x32), options);
+    EXPECT_TRUE(report.usable()) << report.full();
+    EXPECT_LT(max_difference(x, x32), 1e-5) << report.brief();
+    EXPECT_FALSE(x.requires_grad());
+  }
+  const auto model = in_double();
+  const auto x64 = input(at::kDouble);
+  for (const SolverOptions& options :
+       {SolverOptions(FixedPointOptions{.tolerance = 1e-12}), SolverOptions(AndersonOptions{.tolerance = 1e-12}),
+        SolverOptions(NewtonKrylovOptions{.tolerance = 1e-12})}) {
+    const auto [x, report] = model->inverse(model->forward(x64), options);
+    EXPECT_TRUE(report.usable()) << report.full();
+    EXPECT_LT(max_difference(x, x64), 1e-10) << report.brief();
+  }
+}
+
+TEST_P(BijectionContract, GradientInInputEqualsFiniteDifferences) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto direction = random(x.sizes(), 3);
+  const auto weights = random(model->forward(x).sizes(), 4);
+  const auto leaf = x.detach().requires_grad_(true);
+  const auto exact = (gradient((model->forward(leaf) * weights).sum(), leaf) * direction).sum();
+  const auto numerical =
+      (directional_difference([&](const at::Tensor& t) { return model->forward(t); }, x, direction, 1e-4) * weights).sum();
+  EXPECT_LT(max_difference(exact, numerical), 1e-7 * std::max(1.0, std::abs(numerical.item<double>())));
+}
+
+TEST_P(BijectionContract, GradientInWeightsEqualsFiniteDifferences) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto weights = random(model->forward(x).sizes(), 4);
+  for (const auto& item : model->named_parameters()) {
+    auto parameter = item.value();
+    const auto direction = random(parameter.sizes(), 5);
+    const auto exact = (gradient((model->forward(x) * weights).sum(), parameter) * direction).sum().item<double>();
+    const auto start = parameter.detach().clone();
+    const auto value = [&](const at::Tensor& t) {
+      at::NoGradGuard no_grad;
+      parameter.copy_(t);
+      return (model->forward(x) * weights).sum();
+    };
+    const double numerical = directional_difference(value, start, direction, 1e-4).item<double>();
+    value(start);
+    EXPECT_NEAR(exact, numerical, 2e-5 * std::max(1.0, std::abs(numerical))) << item.key();
+  }
+}
+
+TEST_P(BijectionContract, SecondGradientsEqualFiniteDifferences) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto weights = random(model->forward(x).sizes(), 4);
+  const auto direction = random(x.sizes(), 6);
+  const auto first = [&](const at::Tensor& t) { return gradient((model->forward(t) * weights).sum(), t, true); };
+  const auto leaf = x.detach().requires_grad_(true);
+  const auto along = (first(leaf) * direction).sum();
+  if (!along.requires_grad()) return;  // a linear map: nothing to differentiate
+  const auto in_input = gradient(along, leaf);
+  EXPECT_LT(relative_difference(in_input, directional_difference_of_gradient(first, x, direction, 1e-4)), 2e-5);
+
+  // The mixed derivative, that of training through a vector-Jacobian product (log-determinants, the guard).
+  for (const auto& item : model->named_parameters()) {
+    auto parameter = item.value();
+    const auto change = random(parameter.sizes(), 8);
+    const auto exact = (gradient((first(leaf) * direction).sum(), parameter) * change).sum().item<double>();
+    const auto start = parameter.detach().clone();
+    const auto value = [&](const at::Tensor& t) {
+      {
+        at::NoGradGuard no_grad;
+        parameter.copy_(t);
+      }
+      at::AutoGradMode enable(true);
+      return (first(x.detach().requires_grad_(true)) * direction).sum().detach();
+    };
+    const double numerical = directional_difference(value, start, change, 1e-4).item<double>();
+    value(start);
+    EXPECT_NEAR(exact, numerical, 1e-4 * std::max(1.0, std::abs(numerical))) << item.key();
+  }
+}
+
+TEST_P(BijectionContract, LogDetEqualsTheExactJacobian) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto dimension = x.numel() / x.size(0);
+  const auto [y, log_det] = model->forward_log_det(x, ExactLogDet{});
+  EXPECT_LT(max_difference(y, model->forward(x)), 1e-14);
+  const auto linearization = autograd_linearization([&](const at::Tensor& t) { return model->forward(t).reshape(t.sizes()); }, x);
+  const auto jacobian = dense_jacobian(*linearization, x);
+  const auto expected = std::get<1>(at::linalg_slogdet(jacobian));
+  EXPECT_EQ(jacobian.size(1), dimension);
+  EXPECT_LT(max_difference(log_det.value, expected), 1e-9);
+  EXPECT_EQ(log_det.standard_error.max().item<double>(), 0);
+
+  // The estimators, within four standard errors and the bound on what a series leaves out.
+  at::NoGradGuard no_grad;
+  const auto series = model->forward_log_det(x, SeriesLogDet{.terms = 30, .probes = 60, .seed = 3}).second;
+  EXPECT_TRUE(((series.value - expected).abs() <= 4.5 * series.standard_error + 1e-3 * dimension).all().item<bool>())
+      << series.value << expected << series.standard_error;
+  const auto roulette = model->forward_log_det(x, RouletteLogDet{.minimum_terms = 8, .probes = 60, .seed = 3}).second;
+  EXPECT_TRUE(((roulette.value - expected).abs() <= 4.5 * roulette.standard_error + 1e-9).all().item<bool>())
+      << roulette.value << expected << roulette.standard_error;
+}
+
+TEST_P(BijectionContract, LogDetHasGradientsInInputAndWeights) {
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto value = [&](const at::Tensor& t) { return model->forward_log_det(t, ExactLogDet{}).second.value.sum(); };
+  const auto direction = random(x.sizes(), 3);
+  const auto leaf = x.detach().requires_grad_(true);
+  const auto exact = (gradient(value(leaf), leaf) * direction).sum().item<double>();
+  // A short step: the slope of ELU has a kink.
+  const double numerical = directional_difference(value, x, direction, 1e-6).item<double>();
+  EXPECT_NEAR(exact, numerical, 1e-5 * std::max(1.0, std::abs(numerical)));
+  // Weights alone, from an x without gradients.
+  const auto parameters = model->parameters();
+  if (parameters.empty()) return;
+  const auto parts = gradients(model->forward_log_det(x, SeriesLogDet{.terms = 5}).second.value.sum(), parameters);
+  for (const auto& part : parts) EXPECT_TRUE(part.isfinite().all().item<bool>());
+}
+
+TEST_P(BijectionContract, KeepsItsPromisedConstant) {
+  auto* block = dynamic_cast<InvertibleResidualImpl*>(model_.get());
+  if (block == nullptr || GetParam().promised_constant == 0) return;
+  const auto model = in_double();
+  const auto x = input(at::kDouble).clamp(-1, 1);
+  at::NoGradGuard no_grad;
+  const auto linearization = block->branch().freeze(x).linearize(x);
+  const auto norms = at::linalg_matrix_norm(dense_jacobian(*linearization, x), 2);
+  EXPECT_LE(norms.max().item<double>(), GetParam().promised_constant * (1 + 1e-3));
+  EXPECT_NEAR(local_constants(*linearization, x, {.tolerance = 1e-9, .max_iterations = 2000}).largest(), norms.max().item<double>(), 1e-4);
+}
+
+TEST_P(BijectionContract, LinearizationEqualsAutograd) {
+  auto* block = dynamic_cast<InvertibleResidualImpl*>(model_.get());
+  if (block == nullptr) return;
+  const auto model = in_double();
+  const auto x = input(at::kDouble);
+  const auto frozen = block->branch().freeze(x);
+  const auto own = frozen.linearize(x);
+  const auto automatic = autograd_linearization([&](const at::Tensor& t) { return block->branch().forward(t); }, x);
+  const auto v = random(x.sizes(), 12);
+  EXPECT_LT(relative_difference(own->value(), automatic->value()), 1e-12);
+  EXPECT_LT(relative_difference(frozen.value(x), automatic->value()), 1e-12);
+  EXPECT_LT(relative_difference(own->jvp(v), automatic->jvp(v)), 1e-10);
+  EXPECT_LT(relative_difference(own->vjp(v), automatic->vjp(v)), 1e-10);
+  EXPECT_FALSE(own->jvp(v).requires_grad());
+  EXPECT_FALSE(own->vjp(v).requires_grad());
+}
+
+TEST_P(BijectionContract, SavedAndLoadedItIsTheSame) {
+  const auto path = std::filesystem::temp_directory_path() / ("invattn_contract_" + GetParam().name + ".safetensors");
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    model_->to(type);
+    save(path, *model_);
+    const auto loaded = load(path);
+    EXPECT_EQ(loaded->describe(), model_->describe());
+    EXPECT_FALSE(loaded->is_training());
+    const auto x = input(type);
+    EXPECT_EQ(max_difference(loaded->forward(x), model_->forward(x)), 0);
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_P(BijectionContract, PrintsTheOptionsThatMadeIt) {
+  EXPECT_EQ(make_bijection(model_->describe())->describe(), model_->describe());
+  std::ostringstream text;
+  text << *model_;
+  EXPECT_FALSE(text.str().empty());
+}
+
+TEST_P(BijectionContract, ProjectingTwiceIsProjectingOnce) {
+  model_->project();
+  const auto x = input(at::kFloat);
+  const auto once = model_->forward(x);
+  model_->project();
+  EXPECT_EQ(max_difference(model_->forward(x), once), 0);
+}
+
+TEST_P(BijectionContract, BadInputIsNamed) {
+  const auto usage_error = [&](const at::Tensor& x) {
+    for (const auto& call : {std::function<void()>([&] { model_->forward(x); }), std::function<void()>([&] { model_->inverse(x); }),
+                             std::function<void()>([&] { model_->forward_log_det(x); })}) {
+      try {
+        call();
+        ADD_FAILURE() << "no error for " << (x.defined() ? x.toString() : "undefined");
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+        EXPECT_NE(std::string(error.what()).find("expected"), std::string::npos);
+      }
+    }
+  };
+  usage_error({});
+  usage_error(at::zeros({3, 4}));
+  usage_error(at::zeros(GetParam().shape, at::kInt));
+  usage_error(at::zeros(GetParam().shape, at::kHalf));
+}
+
+}  // namespace invattn::testing

@@ -1,0 +1,116 @@
+#include "invattn/nn/residual.h"
+
+#include <gtest/gtest.h>
+
+#include "invattn/core/error.h"
+#include "tests/support/numerics.h"
+
+namespace invattn {
+namespace {
+
+using testing::max_difference;
+using testing::random;
+
+TEST(InvertibleResidual, RefusesAnUnconstrainedBranch) {
+  EXPECT_THROW(std::make_shared<InvertibleResidualImpl>(nullptr), Error);
+  EXPECT_THROW(InvertibleAttention(attention_preset(AttentionPreset::kPlain, AttentionKind::kGaussian, 4)), Error);
+}
+
+TEST(InvertibleResidual, WithoutGradientsNothingIsRecorded) {
+  InvertibleAttention block(AttentionOptions{.channels = 4});
+  const auto x = random({2, 4, 3, 3}, 1, at::kFloat);
+  at::NoGradGuard no_grad;
+  EXPECT_FALSE(block->forward(x).requires_grad());
+  EXPECT_FALSE(block->forward_log_det(x).second.value.requires_grad());
+  block->record(true);
+  block->forward(x);
+  EXPECT_FALSE(block->recorded().value.defined());
+  EXPECT_EQ(max_difference(block->recorded().x, x), 0);
+  block->record(false);
+  EXPECT_FALSE(block->recorded().x.defined());
+}
+
+TEST(InvertibleResidual, TrainsThroughTheLogDeterminant) {
+  at::manual_seed(1);
+  InvertibleAttention block(AttentionOptions{.channels = 4});
+  const auto x = random({2, 4, 3, 3}, 1, at::kFloat);  // a leaf without gradients, as data is
+  const auto [y, log_det] = block->forward_log_det(x, SeriesLogDet{.terms = 4});
+  (y.square().sum() - log_det.value.sum()).backward();
+  for (const auto& item : block->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(item.value().grad().isfinite().all().item<bool>()) << item.key();
+  }
+}
+
+TEST(InvertibleResidual, FailureIsNeverSilent) {
+  at::manual_seed(2);
+  InvertibleAttention block(AttentionOptions{.channels = 4, .value_constant = 0, .output_constant = 0, .policy = Policy::kPaper});
+  {
+    at::NoGradGuard no_grad;
+    for (auto& parameter : block->parameters()) parameter.mul_(5);
+  }
+  const auto y = random({2, 4, 3, 3}, 1, at::kFloat) * 3;
+  const auto [x, report] = block->inverse(y, FixedPointOptions{.max_iterations = 50});
+  EXPECT_FALSE(report.usable());
+  EXPECT_NE(report.brief().find("0/2 converged"), std::string::npos) << report.brief();
+  EXPECT_EQ(block->certificate().basis, Basis::kNothing);
+  try {
+    block->inverse(y, FixedPointOptions{.max_iterations = 50, .on_failure = OnFailure::kThrow});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 3);
+  }
+}
+
+TEST(InvertibleResidual, NotANumberIsReportedPerSample) {
+  at::manual_seed(3);
+  InvertibleAttention block(AttentionOptions{.channels = 4});
+  block->branch().scale(0.5);
+  auto y = random({3, 4, 2, 2}, 1, at::kFloat);
+  y[1].fill_(std::numeric_limits<float>::quiet_NaN());
+  const auto [x, report] = block->inverse(y);
+  EXPECT_EQ(report.statuses[1], SampleStatus::kNotFinite);
+  EXPECT_EQ(report.converged_count(), 2);
+  EXPECT_LT(max_difference(block->forward(x)[2], y[2]), 1e-5);
+}
+
+TEST(StrictBlock, InputsOutsideTheDomainAreReported) {
+  at::manual_seed(4);
+  const AttentionOptions options{.channels = 4, .policy = Policy::kStrict, .radius = 1};
+  InvertibleAttention block(options);
+  auto x = random({3, 4, 2, 2}, 1, at::kFloat).clamp(-1, 1);
+  EXPECT_TRUE(block->inverse(block->forward(x)).report.notes.empty());
+  x[2][0][0][0] = 4;
+  const auto report = block->inverse(block->forward(x)).report;
+  ASSERT_EQ(report.notes.size(), 1U);
+  EXPECT_NE(report.notes[0].find("1 of 3 samples lie outside the domain"), std::string::npos) << report.notes[0];
+  EXPECT_NE(report.full().find("outside the domain"), std::string::npos);
+
+  auto throwing = options;
+  throwing.outside = Outside::kThrow;
+  InvertibleAttention refusing(throwing);
+  EXPECT_THROW(refusing->forward(x), Error);
+  EXPECT_NO_THROW(refusing->forward(x.clamp(-1, 1)));
+
+  auto clipping = options;
+  clipping.outside = Outside::kClip;
+  InvertibleAttention everywhere(clipping);
+  const auto [back, whole] = everywhere->inverse(everywhere->forward(x));
+  EXPECT_TRUE(whole.usable());
+  EXPECT_TRUE(whole.notes.empty());
+  EXPECT_LT(max_difference(back, x), 1e-5);
+  EXPECT_EQ(everywhere->certificate().domain_radius, 0) << "the whole space";
+}
+
+TEST(StrictBlock, TheCertificateIsProved) {
+  InvertibleAttention block(AttentionOptions{.channels = 4, .policy = Policy::kStrict, .constant = 0.7, .radius = 2});
+  const auto certificate = block->certificate();
+  EXPECT_EQ(certificate.basis, Basis::kProved);
+  EXPECT_DOUBLE_EQ(certificate.constant, 0.7);
+  EXPECT_DOUBLE_EQ(certificate.domain_radius, 2);
+  EXPECT_TRUE(certificate.contraction());
+  EXPECT_EQ(certificate.text(), "strict: constant of g at most 0.7, proved for entries of x within [-2, 2]");
+}
+
+}  // namespace
+}  // namespace invattn
