@@ -1,0 +1,322 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <nlohmann/json.hpp>
+#include <torch/headeronly/version.h>
+
+#include "commands.h"
+#include "gpu_driver.h"
+#include "invattn/core/names.h"
+#include "invattn/core/version.h"
+#include "machine.h"
+
+namespace invattn::tool {
+
+enum class Status { kOk, kNote, kMissing };
+
+}  // namespace invattn::tool
+
+template <>
+struct invattn::EnumNames<invattn::tool::Status> {
+  static constexpr std::string_view kWhat = "a status";
+  static constexpr std::array<std::pair<tool::Status, std::string_view>, 3> kNames = {
+      {{tool::Status::kOk, "ok"}, {tool::Status::kNote, "note"}, {tool::Status::kMissing, "missing"}}};
+};
+
+namespace invattn::tool {
+namespace {
+
+/// One line of the report.
+struct Finding {
+  Status status = Status::kOk;
+  std::string name{};
+  std::string value{};
+  std::string remedy{};   // what to do about it, empty where there is nothing to do
+  bool required = false;  // invattn does not work without it
+};
+
+struct OptionalTool {
+  std::string name;
+  std::string purpose;
+  std::string remedy;
+  std::string path;  // empty where it was not found
+};
+
+struct Facts {
+  std::string torch_at_build;
+  std::string torch_at_run_time;
+  std::string torch_library;
+  std::string cpu_capability;  // the instruction set for which torch has chosen its kernels
+  Cpu cpu;
+  int64_t threads = 0;
+  Memory memory;
+  GpuDriver driver;
+  int64_t gpus_in_torch = 0;
+  std::vector<OptionalTool> optional_tools;
+};
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang++ " __clang_version__;
+#else
+  return "g++ " __VERSION__;
+#endif
+}
+
+std::string standard_library() {
+#if defined(_LIBCPP_VERSION)
+  return "libc++ " + std::to_string(_LIBCPP_VERSION);
+#else
+  return "libstdc++ " + std::to_string(_GLIBCXX_RELEASE);
+#endif
+}
+
+std::string version_in_torch_config() {
+  const std::string config = at::show_config();
+  constexpr std::string_view kKey = "TORCH_VERSION=";
+  const auto key = config.find(kKey);
+  if (key == std::string::npos) return "unknown";
+  const auto begin = key + kKey.size();
+  return config.substr(begin, config.find_first_of(", \n", begin) - begin);
+}
+
+/// The Python environment that holds the torch in use, where it can be told from the library's place (SITE/torch/lib/libtorch_cpu.so).
+struct PythonEnvironment {
+  std::filesystem::path packages;
+  std::string python = "python3";
+};
+
+PythonEnvironment python_of(const std::filesystem::path& torch_library) {
+  PythonEnvironment environment;
+  const std::filesystem::path torch = torch_library.parent_path().parent_path();
+  if (torch.filename() != "torch") return environment;
+  environment.packages = torch.parent_path();
+  // PREFIX/lib/pythonX.Y/site-packages
+  const std::filesystem::path python = environment.packages.parent_path().parent_path().parent_path() / "bin" / "python";
+  std::error_code ignored;
+  if (std::filesystem::exists(python, ignored)) environment.python = python.string();
+  return environment;
+}
+
+OptionalTool system_tool(const std::string& name, const std::string& purpose) {
+  return {.name = name, .purpose = purpose, .remedy = "sudo apt-get install " + name, .path = find_program(name)};
+}
+
+OptionalTool python_package(const PythonEnvironment& environment, const std::string& name, const std::string& purpose) {
+  OptionalTool tool{.name = "python " + name, .purpose = purpose, .remedy = environment.python + " -m pip install " + name, .path = ""};
+  const std::filesystem::path folder = environment.packages / name;
+  std::error_code ignored;
+  if (!environment.packages.empty() && std::filesystem::is_directory(folder, ignored)) tool.path = folder.string();
+  return tool;
+}
+
+Facts gather() {
+  Facts facts;
+  facts.torch_at_build = TORCH_VERSION;
+  facts.torch_at_run_time = version_in_torch_config();
+  facts.torch_library = loaded_library("libtorch_cpu.so");
+  facts.cpu_capability = at::get_cpu_capability();
+  facts.cpu = read_cpu();
+  facts.threads = at::get_num_threads();
+  facts.memory = read_memory();
+  facts.driver = ask_gpu_driver();
+  facts.gpus_in_torch = at::detail::getCUDAHooks().getNumGPUs();  // answers 0 without CUDA, without a driver and without a GPU
+  const PythonEnvironment environment = python_of(facts.torch_library);
+  facts.optional_tools = {
+      system_tool("ccache", "makes repeated builds quick"),
+      system_tool("clang-format", "for `make format` and `make lint`"),
+      system_tool("clang-tidy", "for `make lint`"),
+      python_package(environment, "safetensors", "for the test that exchanges weights with Python"),
+  };
+  return facts;
+}
+
+std::string release(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}  // "2.11.0" -> "2.11"
+
+std::string gibibytes(std::uint64_t bytes) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f GiB", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
+  return text.data();
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+Finding torch_finding(const Facts& facts) {
+  Finding finding{.name = "torch", .value = facts.torch_at_run_time + " (built against " + facts.torch_at_build + ")", .required = true};
+  if (release(facts.torch_at_run_time) != release(facts.torch_at_build)) {
+    finding.status = Status::kMissing;
+    finding.remedy = std::string("run with torch ") + kTorchVersion + ", or build again: make clean build";
+  }
+  return finding;
+}
+
+Finding cpu_finding(const Facts& facts) {
+  Finding finding{.name = "CPU", .value = facts.cpu.model + "; torch uses " + facts.cpu_capability};
+  if (!facts.cpu.features.empty()) finding.value += "; has " + join(facts.cpu.features);
+  if (facts.cpu_capability == "DEFAULT" || facts.cpu_capability == "NO AVX") {
+    finding.status = Status::kNote;
+    finding.remedy = "torch runs without wide SIMD here and is slow; unset ATEN_CPU_CAPABILITY if it is set, or use a newer CPU";
+  }
+  return finding;
+}
+
+Finding threads_finding(const Facts& facts) {
+  Finding finding{.name = "threads",
+                  .value = std::to_string(facts.threads) + " used by torch, " + std::to_string(facts.cpu.cores) + " cores"};
+  if (facts.threads > facts.cpu.cores) {
+    finding.status = Status::kNote;
+    finding.remedy = "more threads than cores is slow: export OMP_NUM_THREADS=" + std::to_string(facts.cpu.cores);
+  }
+  return finding;
+}
+
+Finding memory_finding(const Facts& facts) {
+  constexpr std::uint64_t kComfortable = 2ULL << 30;
+  const Memory& memory = facts.memory;
+  Finding finding{.name = "memory", .value = gibibytes(memory.total_bytes) + ", " + gibibytes(memory.available_bytes) + " available"};
+  if (memory.limit_bytes) finding.value += ", limited to " + gibibytes(*memory.limit_bytes) + " for this process group";
+  if (memory.available_bytes < kComfortable || memory.limit_bytes.value_or(kComfortable) < kComfortable) {
+    finding.status = Status::kNote;
+    finding.remedy = "under 2 GiB the build and long sequences may fail; close other programs or raise the limit";
+  }
+  return finding;
+}
+
+Finding cuda_finding(const Facts& facts) {
+  const bool gpu_present = !facts.driver.gpus.empty();
+  Finding finding{.name = "CUDA"};
+  finding.value = kBuiltWithCuda ? "built in" : "not built in";
+  finding.value += gpu_present ? "" : "; no GPU is visible (" + facts.driver.problem + ")";
+  if (!kBuiltWithCuda) {
+    finding.status = Status::kNote;
+    finding.remedy = gpu_present ? "to use the GPU install a CUDA toolkit (nvcc) and build again: make clean build"
+                                 : "the CPU is used; with a GPU and a CUDA toolkit (nvcc) build again: make clean build";
+  } else if (facts.gpus_in_torch == 0) {
+    finding.status = Status::kNote;
+    finding.remedy = gpu_present ? "torch cannot use the GPU; the driver may be older than torch's CUDA, see nvidia-smi"
+                                 : "the CPU is used; for a GPU install its driver and see that nvidia-smi lists it";
+  }
+  return finding;
+}
+
+std::string capability(const Gpu& gpu) { return std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor); }
+
+std::vector<Finding> judge(const Facts& facts) {
+  std::vector<Finding> findings = {
+      {.name = "invattn", .value = kVersion, .required = true},
+      torch_finding(facts),
+      {.name = "compiler", .value = compiler() + ", " + standard_library()},
+      cpu_finding(facts),
+      threads_finding(facts),
+      memory_finding(facts),
+      cuda_finding(facts),
+  };
+  for (const Gpu& gpu : facts.driver.gpus) {
+    findings.push_back({.name = "GPU", .value = gpu.name + ", " + gibibytes(gpu.memory_bytes) + ", compute capability " + capability(gpu)});
+  }
+  for (const OptionalTool& tool : facts.optional_tools) {
+    const bool found = !tool.path.empty();
+    findings.push_back({.status = found ? Status::kOk : Status::kMissing,
+                        .name = tool.name,
+                        .value = found ? tool.path : "optional, " + tool.purpose,
+                        .remedy = found ? "" : tool.remedy});
+  }
+  return findings;
+}
+
+bool usable(const std::vector<Finding>& findings) {
+  return std::none_of(findings.begin(), findings.end(),
+                      [](const Finding& finding) { return finding.required && finding.status == Status::kMissing; });
+}
+
+nlohmann::ordered_json to_json(const Facts& facts, const std::vector<Finding>& findings) {
+  nlohmann::ordered_json json;
+  json["ok"] = usable(findings);
+  json["invattn"] = {{"version", kVersion}};
+  json["torch"] = {{"built_against", facts.torch_at_build}, {"run_time", facts.torch_at_run_time}, {"library", facts.torch_library}};
+  json["compiler"] = {{"name", compiler()}, {"standard_library", standard_library()}, {"standard", __cplusplus}};
+  json["cpu"] = {{"model", facts.cpu.model},
+                 {"features", facts.cpu.features},
+                 {"torch_capability", facts.cpu_capability},
+                 {"cores", facts.cpu.cores},
+                 {"torch_threads", facts.threads}};
+  json["memory"] = {{"total_bytes", facts.memory.total_bytes}, {"available_bytes", facts.memory.available_bytes}, {"limit_bytes", nullptr}};
+  if (facts.memory.limit_bytes) json["memory"]["limit_bytes"] = *facts.memory.limit_bytes;
+  json["cuda"] = {{"built", kBuiltWithCuda},         {"usable", facts.gpus_in_torch > 0},
+                  {"driver", facts.driver.found},    {"driver_cuda_version", facts.driver.cuda_version},
+                  {"problem", facts.driver.problem}, {"gpus", nlohmann::ordered_json::array()}};
+  for (const Gpu& gpu : facts.driver.gpus) {
+    json["cuda"]["gpus"].push_back({{"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}, {"compute_capability", capability(gpu)}});
+  }
+  json["optional"] = nlohmann::ordered_json::array();
+  for (const OptionalTool& tool : facts.optional_tools) {
+    json["optional"].push_back(
+        {{"name", tool.name}, {"found", !tool.path.empty()}, {"path", tool.path}, {"purpose", tool.purpose}, {"get", tool.remedy}});
+  }
+  json["findings"] = nlohmann::ordered_json::array();
+  for (const Finding& finding : findings) {
+    json["findings"].push_back({{"status", to_string(finding.status)},
+                                {"name", finding.name},
+                                {"value", finding.value},
+                                {"remedy", finding.remedy},
+                                {"required", finding.required}});
+  }
+  return json;
+}
+
+void print(const std::vector<Finding>& findings) {
+  for (const Finding& finding : findings) {
+    std::string line(to_string(finding.status));
+    line.resize(9, ' ');
+    line += finding.name;
+    line.resize(std::max<std::size_t>(line.size() + 2, 29), ' ');
+    line += finding.value;
+    if (!finding.remedy.empty()) line += "\n" + std::string(29, ' ') + "-> " + finding.remedy;
+    std::cout << line << "\n";
+  }
+  std::cout << (usable(findings) ? "Everything required is there.\n" : "Something required is missing.\n");
+}
+
+void doctor(bool as_json) {
+  const Facts facts = gather();
+  const std::vector<Finding> findings = judge(facts);
+  if (as_json) {
+    // A CPU's or GPU's name is foreign text: what is not UTF-8 is replaced, not refused.
+    std::cout << to_json(facts, findings).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+  } else {
+    print(findings);
+  }
+  if (!usable(findings)) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& tool) {
+  CLI::App* command = add_command(tool, "doctor", "Show versions, CPU, memory, GPU and optional tools, and how to get what is missing",
+                                  {{"invattn doctor", "is everything there?"}, {"invattn doctor --json", "the same facts for a program"}});
+  auto as_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *as_json, "Print one JSON object");
+  command->callback([as_json] { doctor(*as_json); });
+}
+
+}  // namespace invattn::tool

@@ -1,0 +1,100 @@
+#include "machine.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+namespace invattn::tool {
+namespace {
+
+/// The text behind "key :" of the first such line in one of the /proc files.
+std::string proc_value(const std::string& file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos || line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1) != key) continue;
+    const auto begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+std::optional<std::uint64_t> leading_number(const std::string& text) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{}) return std::nullopt;
+  return number;
+}
+
+std::uint64_t meminfo_bytes(std::string_view key) { return leading_number(proc_value("/proc/meminfo", key)).value_or(0) * 1024; }
+
+bool is_program(const std::filesystem::path& file) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(file, ignored) && access(file.c_str(), X_OK) == 0;
+}
+
+}  // namespace
+
+Cpu read_cpu() {
+  constexpr std::array<std::string_view, 9> kKnown = {"sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve"};
+  Cpu cpu;
+  cpu.model = proc_value("/proc/cpuinfo", "model name");
+  if (cpu.model.empty()) cpu.model = "unknown";
+  // x86 calls the line "flags", ARM "Features".
+  std::istringstream flags(proc_value("/proc/cpuinfo", "flags") + " " + proc_value("/proc/cpuinfo", "Features"));
+  for (std::string flag; flags >> flag;) {
+    if (std::find(kKnown.begin(), kKnown.end(), flag) != kKnown.end()) cpu.features.push_back(flag);
+  }
+  cpu.cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  return cpu;
+}
+
+Memory read_memory() {
+  Memory memory;
+  memory.total_bytes = meminfo_bytes("MemTotal");
+  memory.available_bytes = meminfo_bytes("MemAvailable");
+  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream in(file);
+    std::string text;
+    // "max", or a number beyond the memory there is, means no limit.
+    if (!std::getline(in, text)) continue;
+    const std::optional<std::uint64_t> limit = leading_number(text);
+    if (limit && *limit < memory.total_bytes) memory.limit_bytes = limit;
+  }
+  return memory;
+}
+
+std::string find_program(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::filesystem::path file = std::filesystem::path(folder.empty() ? "." : folder) / name;
+    if (is_program(file)) return file.string();
+  }
+  return "";
+}
+
+std::string loaded_library(const std::string& name) {
+  void* library = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return "";
+  link_map* map = nullptr;
+  std::string file;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) file = map->l_name;
+  dlclose(library);
+  std::error_code ignored;
+  const std::filesystem::path canonical = std::filesystem::canonical(file, ignored);
+  return canonical.empty() ? file : canonical.string();
+}
+
+}  // namespace invattn::tool

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace invattn::tool {
+
+struct Cpu {
+  std::string model;                  ///< "unknown" where the system does not say
+  std::vector<std::string> features;  ///< the SIMD extensions among those we know, as the system names them
+  int64_t cores = 0;                  ///< that this process may use
+};
+
+struct Memory {
+  std::uint64_t total_bytes = 0;               ///< 0 where the system does not say
+  std::uint64_t available_bytes = 0;           ///< without swapping
+  std::optional<std::uint64_t> limit_bytes{};  ///< of the control group (container) this process is in
+};
+
+Cpu read_cpu();
+Memory read_memory();
+
+/// The executable a shell would run for `name`; empty where there is none on the PATH.
+std::string find_program(const std::string& name);
+
+/// The file from which the running process has loaded a shared library; empty where it has not.
+std::string loaded_library(const std::string& name);
+
+}  // namespace invattn::tool
