@@ -29,6 +29,7 @@ class Evaluating {
 void GuardOptions::validate() const {
   require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
   require(weight >= 0 && std::isfinite(weight), "GuardOptions", "expected a weight of 0 or more, got ", weight, ".");
+  require(fraction > 0 && fraction <= 1, "GuardOptions", "expected a fraction in (0, 1], got ", fraction, ".");
   require(iterations > 0, "GuardOptions", "expected at least one iteration, got ", iterations, ".");
   require(margin >= 1 && std::isfinite(margin), "GuardOptions", "expected a margin of 1 or more, got ", margin, ".");
 }
@@ -52,19 +53,31 @@ Guard::~Guard() {
 }
 
 at::Tensor Guard::penalty(const at::Tensor& images) {
+  if (images.defined()) {
+    require(images.dim() == 1 && images.scalar_type() == at::kLong && (images.numel() == 0 || images.min().item<int64_t>() >= 0), "Guard",
+            "expected the numbers of the batch's images, int64 and 0 or more, got ", images.toString(), " ", images.sizes(), ".");
+  }
   at::Tensor total;
   last_largest_ = 0;
   for (auto& entry : guarded_) {
-    const auto& [x, value] = entry.block->recorded();
-    require(x.defined() && value.defined(), "Guard",
-            "expected a forward pass with gradients in training mode before penalty(), got none. Call network->train() and forward first.");
-    const auto linearization = entry.block->branch().freeze(x).linearize(x);
-    const auto part = entry.penalty(x, value, *linearization, images);
+    const auto& batch = entry.block->recorded();
+    require(batch.defined() && at::GradMode::is_enabled(), "Guard",
+            "expected a forward pass before penalty(), and gradients on, got none. Call forward on the network first, in each step.");
+    require(!images.defined() || images.size(0) == batch.size(0), "Guard", "expected one image number for each of the ", batch.size(0),
+            " samples, got ", images.defined() ? images.size(0) : 0, ".");
+    if (batch.size(0) == 0) continue;
+    // The next part of the batch, around the end.
+    const auto count =
+        std::clamp<int64_t>(std::llround(std::ceil(options_.fraction * static_cast<double>(batch.size(0)))), 1, batch.size(0));
+    const auto rows = (at::arange(count, batch.options().dtype(at::kLong)) + step_ * count).remainder(batch.size(0));
+    const auto x = batch.index_select(0, rows).requires_grad_(true);
+    const auto value = entry.block->branch().forward(x);
+    const auto linearization = entry.block->branch().freeze(x).linearize(x.detach());
+    const auto part = entry.penalty(x, value, *linearization, images.defined() ? images.to(rows.device()).index_select(0, rows) : rows);
     total = total.defined() ? total + part : part;
-    if (const auto& constants = entry.penalty.constants(); constants.defined() && constants.numel() > 0) {
-      last_largest_ = std::max(last_largest_, constants.max().item<double>());
-    }
+    last_largest_ = std::max(last_largest_, entry.penalty.constants().max().item<double>());
   }
+  ++step_;
   return total.defined() ? total * options_.weight : at::zeros({});
 }
 
@@ -87,7 +100,7 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
     for (const auto& batch : batches) {
       forward(batch);
       for (std::size_t i = first; i < guarded_.size(); ++i) {
-        const auto& x = guarded_[i].block->recorded().x;
+        const auto& x = guarded_[i].block->recorded();
         require(x.defined(), "Guard", "expected `forward` to run every guarded block, got one it did not reach.");
         const auto linearization = guarded_[i].block->branch().freeze(x).linearize(x);
         const auto constants = local_constants(*linearization, x, options_.measure);

@@ -17,6 +17,7 @@ namespace invattn {
 struct GuardOptions {
   double target = 0.85;            ///< local constants above this are penalised while training
   double weight = 10.0;            ///< of the penalty in the loss
+  double fraction = 0.25;          ///< of the batch, in turn, that each step looks at
   int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
   double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
   LocalConstantOptions measure{};  ///< how constants are measured at the end
@@ -25,6 +26,7 @@ struct GuardOptions {
   static void visit(Self& self, Visitor&& field) {
     field("target", self.target, "local constants above this are penalised while training");
     field("weight", self.weight, "of the penalty in the loss");
+    field("fraction", self.fraction, "of the batch, in turn, that each step looks at");
     field("iterations", self.iterations, "power iterations per step and block");
     field("margin", self.margin, "the final scale leaves room by this factor");
     field("measure", self.measure, "how constants are measured at the end");
@@ -37,13 +39,14 @@ struct GuardOptions {
 ///
 ///   Guard guard(*network);
 ///   for (...) {
-///     auto loss = criterion(network->forward(x)) + guard.penalty();   // after the forward pass, in training mode
+///     auto loss = criterion(network->forward(x)) + guard.penalty();   // after the forward pass
 ///     loss.backward(); optimizer.step();
 ///     guard.after_step();
 ///   }
 ///   guard.finish(forward, batches, "the training images");            // measures, scales where needed, certifies
 ///
-/// The penalty costs one product J v and one more backward pass per block and step, whatever the depth.
+/// The penalty evaluates each guarded block once more on a part of the batch, with one product J v and a second backward pass there. It
+/// changes the weights of that block only: no gradient flows from it into what comes before.
 class Guard {
  public:
   explicit Guard(torch::nn::Module& network, const GuardOptions& options = {});
@@ -78,6 +81,7 @@ class Guard {
   torch::nn::Module* network_;
   std::vector<InvertibleResidualImpl*> blocks_;
   std::vector<Guarded> guarded_;
+  int64_t step_ = 0;
   double last_largest_ = 0;
 };
 

@@ -20,31 +20,21 @@ InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branc
   register_module("branch", branch_);
 }
 
-InvertibleResidualImpl::Recording InvertibleResidualImpl::evaluate(const at::Tensor& x, bool needs_graph_to_x) {
-  require_images(x, "InvertibleResidual");
-  const bool gradients = at::GradMode::is_enabled();
-  const bool record = recording_ && is_training() && gradients;
-  const bool detach = (record || (needs_graph_to_x && gradients)) && !x.requires_grad();
-  const auto input = detach ? x.detach().requires_grad_(true) : x;
-  Recording result{input, branch_->forward(input)};
-  if (record) {
-    recorded_ = result;
-  } else if (recording_) {
-    recorded_ = {x.detach(), {}};
-  }
-  return result;
-}
-
 at::Tensor InvertibleResidualImpl::forward(const at::Tensor& x) {
-  const auto [input, value] = evaluate(x, false);
-  return input + value;
+  require_images(x, "InvertibleResidual");
+  if (recording_) recorded_ = x.detach();
+  return x + branch_->forward(x);
 }
 
 std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  const auto [input, value] = evaluate(x, true);
-  const LogDetProblem problem{input, value, [this, &point = input] { return branch_->freeze(point).linearize(point.detach()); }};
+  require_images(x, "InvertibleResidual");
+  if (recording_) recorded_ = x.detach();
+  // A log-determinant is made of derivatives in x, also where x is data.
+  const auto point = at::GradMode::is_enabled() && !x.requires_grad() ? x.detach().requires_grad_(true) : x;
+  const auto value = branch_->forward(point);
+  const LogDetProblem problem{point, value, [this, &point] { return branch_->freeze(point).linearize(point.detach()); }};
   auto determinant = log_det(problem, options);
-  return {input + value, std::move(determinant)};
+  return {point + value, std::move(determinant)};
 }
 
 Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
@@ -83,7 +73,7 @@ void InvertibleResidualImpl::certify(Certificate certificate) {
 
 void InvertibleResidualImpl::record(bool on) {
   recording_ = on;
-  recorded_ = {};
+  recorded_ = at::Tensor();
 }
 
 std::string InvertibleResidualImpl::describe() const {

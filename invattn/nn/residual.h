@@ -44,23 +44,16 @@ class InvertibleResidualImpl : public BijectionImpl {
   /// The measured certificate as it was given, also if the weights have changed since; its basis is `nothing` if there never was one.
   const Certificate& measured() const { return measured_; }
 
-  /// What the Guard needs of the last forward pass: x and g(x), with their graph in training. Kept only while recording.
-  struct Recording {
-    at::Tensor x;
-    at::Tensor value;
-  };
+  /// While recording, the x of the last forward pass, detached, is kept for the Guard.
   void record(bool on);
-  const Recording& recorded() const { return recorded_; }
+  const at::Tensor& recorded() const { return recorded_; }
 
  private:
   std::string digest() const;
-  /// x as the branch sees it, and g(x).
-  Recording evaluate(const at::Tensor& x, bool needs_graph_to_x);
-
   std::shared_ptr<BranchImpl> branch_;
   Certificate measured_;
   bool recording_ = false;
-  Recording recorded_;
+  at::Tensor recorded_;
 };
 TORCH_MODULE(InvertibleResidual);
 

@@ -32,7 +32,7 @@ void check(const AttentionInputs& inputs, const ResponseMap& map, const char* or
 
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "response_attention");
-  return reference::response_attention(inputs, map, kDensePairs);
+  return reference::response_attention(inputs, map, kBlockPairs, kKeptPairs);
 }
 
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
@@ -42,7 +42,7 @@ at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
 
 std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "linearize_response_attention");
-  return reference::linearize_response_attention(inputs, map, kDensePairs);
+  return reference::linearize_response_attention(inputs, map, kBlockPairs);
 }
 
 }  // namespace invattn

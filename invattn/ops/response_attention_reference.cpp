@@ -14,7 +14,7 @@ namespace invattn::reference {
 namespace {
 
 /// Response maps up to this many pairs stay in memory between products with one linearisation (64 MiB each in float32).
-constexpr int64_t kKeptPairs = int64_t{1} << 24;
+constexpr int64_t kLinearizationPairs = int64_t{1} << 24;
 
 /// Half-open ranges of at most `step` that cover [0, count).
 std::vector<std::pair<int64_t, int64_t>> ranges(int64_t count, int64_t step) {
@@ -133,8 +133,13 @@ at::Tensor dense_attention(const AttentionInputs& inputs, const ResponseMap& map
   return at::bmm(inputs.value, dense_map(inputs, map).transpose(1, 2)) * map.mass;
 }
 
+/// The block's results, with their graph as it is, or with one that computes the block again.
+TensorList run(const TensorBlock& block, const TensorList& arguments, bool keep) {
+  return keep ? block(arguments) : checkpoint(block, arguments);
+}
+
 /// The sums of the whole map, block of rows by block of rows.
-std::pair<at::Tensor, at::Tensor> blocked_totals(const AttentionInputs& inputs, const ResponseMap& map, int64_t rows_at_once) {
+std::pair<at::Tensor, at::Tensor> blocked_totals(const AttentionInputs& inputs, const ResponseMap& map, int64_t rows_at_once, bool keep) {
   if (map.normalization == Normalization::kCount) return {};
   const TensorBlock block = [map](const TensorList& arguments) {
     const auto [row, column] = totals(map, scores(map.score, arguments[0], arguments[1]));
@@ -145,7 +150,7 @@ std::pair<at::Tensor, at::Tensor> blocked_totals(const AttentionInputs& inputs, 
   };
   TensorList rows, columns;
   for (const auto& range : ranges(inputs.query.size(2), rows_at_once)) {
-    auto parts = checkpoint(block, {rows_of(inputs.query, range), inputs.key});
+    auto parts = run(block, {rows_of(inputs.query, range), inputs.key}, keep);
     if (has_row_totals(map)) rows.push_back(parts.front());
     if (has_column_totals(map)) columns.push_back(parts.back());
   }
@@ -159,8 +164,8 @@ at::Tensor row_slice(const at::Tensor& rows, std::pair<int64_t, int64_t> range) 
   return rows.defined() ? rows.slice(1, range.first, range.second) : rows;
 }
 
-at::Tensor blocked_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t rows_at_once) {
-  const auto [row_totals, column_totals] = blocked_totals(inputs, map, rows_at_once);
+at::Tensor blocked_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t rows_at_once, bool keep) {
+  const auto [row_totals, column_totals] = blocked_totals(inputs, map, rows_at_once, keep);
   const auto divide = divisors(map, row_totals, column_totals);
   const bool has_row = divide.row.defined();
   const bool has_column = divide.column.defined();
@@ -174,7 +179,7 @@ at::Tensor blocked_attention(const AttentionInputs& inputs, const ResponseMap& m
     TensorList arguments{rows_of(inputs.query, range), inputs.key, inputs.value};
     if (has_row) arguments.push_back(row_slice(divide.row, range));
     if (has_column) arguments.push_back(divide.column);
-    results.push_back(checkpoint(block, arguments)[0]);
+    results.push_back(run(block, arguments, keep)[0]);
   }
   return at::cat(results, 2) * map.mass;
 }
@@ -198,7 +203,7 @@ class SliceLinearization {
     const auto positions = inputs_.query.size(2);
     const bool dense = inputs_.query.size(0) * positions * positions <= pairs_at_once;
     const auto step = dense ? positions : rows_at_once(positions, pairs_at_once);
-    std::tie(row_totals_, column_totals_) = blocked_totals(inputs_, map_, step);
+    std::tie(row_totals_, column_totals_) = blocked_totals(inputs_, map_, step, /*keep=*/true);  // no gradients here
     divide_ = divisors(map_, row_totals_, column_totals_);
     share_ = map_.normalization == Normalization::kBalanced ? 0.5 : 1.0;
     blocks_ = ranges(positions, step);
@@ -350,7 +355,7 @@ class ReferenceLinearization final : public AttentionLinearization {
     at::NoGradGuard no_grad;
     const auto batch = inputs.query.size(0);
     const auto positions = inputs.query.size(2);
-    const bool keep = batch * positions * positions <= kKeptPairs;
+    const bool keep = batch * positions * positions <= kLinearizationPairs;
     ranges_ = ranges(batch, samples_at_once(positions, pairs_at_once));
     if (ranges_.empty()) ranges_.emplace_back(0, 0);  // an empty batch still has shapes
     for (const auto& range : ranges_) slices_.emplace_back(samples(inputs, range), map, pairs_at_once, keep);
@@ -388,19 +393,20 @@ class ReferenceLinearization final : public AttentionLinearization {
 
 }  // namespace
 
-at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once) {
+at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once, int64_t kept_pairs) {
   const auto batch = inputs.query.size(0);
   const auto positions = inputs.query.size(2);
   if (batch * positions * positions <= pairs_at_once) return dense_attention(inputs, map);
   const bool dense = positions * positions <= pairs_at_once;
+  const bool keep = batch * positions * positions <= kept_pairs;
   const TensorBlock one_slice = [map](const TensorList& arguments) -> TensorList {
     return {dense_attention({arguments[0], arguments[1], arguments[2]}, map)};
   };
   TensorList results;
   for (const auto& range : ranges(batch, samples_at_once(positions, pairs_at_once))) {
     const auto part = samples(inputs, range);
-    results.push_back(dense ? checkpoint(one_slice, {part.query, part.key, part.value})[0]
-                            : blocked_attention(part, map, rows_at_once(positions, pairs_at_once)));
+    results.push_back(dense ? run(one_slice, {part.query, part.key, part.value}, keep)[0]
+                            : blocked_attention(part, map, rows_at_once(positions, pairs_at_once), keep));
   }
   return at::cat(results);
 }

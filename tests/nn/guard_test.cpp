@@ -128,6 +128,20 @@ TEST(Guard, ACertificateLapsesWithItsWeights) {
   EXPECT_FALSE(listed[0].current);
 }
 
+TEST(Guard, LooksAtAllOfTheBatchInTurn) {
+  auto network = network_of(AttentionKind::kDotProduct);
+  const auto images = random({8, 1, 4, 4}, 1, at::kFloat);
+  network->forward(images);
+  Guard whole(*network, {.target = 0.01, .weight = 1, .fraction = 1});
+  Guard parts(*network, {.target = 0.01, .weight = 1, .fraction = 0.25});
+  network->forward(images);
+  for (int step = 0; step < 200; ++step) parts.penalty();
+  for (int step = 0; step < 50; ++step) whole.penalty();
+  double sum = 0;
+  for (int step = 0; step < 4; ++step) sum += parts.penalty().item<double>();
+  EXPECT_NEAR(sum / 4, whole.penalty().item<double>(), 1e-4) << "four quarters have the mean of the whole";
+}
+
 TEST(Guard, SeveralBlocksAreMeasuredOnWhatTheyAreGiven) {
   at::manual_seed(4);
   Sequential network(Squeeze(), InvertibleAttention(AttentionOptions{.channels = 4, .kind = AttentionKind::kGaussian}),
@@ -192,12 +206,14 @@ TEST(Guard, MistakesAreNamed) {
   EXPECT_NO_THROW(guard.penalty());
   EXPECT_THROW(guard.penalty(at::arange(3)), Error) << "three numbers for two samples";
   EXPECT_THROW(guard.penalty(at::arange(2) - 1), Error) << "a negative number";
-  network->eval();
-  network->forward(x);
-  EXPECT_THROW(guard.penalty(), Error) << "not in training mode";
+  {
+    at::NoGradGuard no_grad;
+    EXPECT_THROW(guard.penalty(), Error) << "gradients are off";
+  }
   EXPECT_THROW(guard.finish([](const at::Tensor&) {}, {}, ""), Error) << "no batches";
   EXPECT_THROW(Guard(*network, {.target = 1.5}), Error);
   EXPECT_THROW(Guard(*network, {.weight = -1}), Error);
+  EXPECT_THROW(Guard(*network, {.fraction = 0}), Error);
   EXPECT_THROW(Guard(*network, {.iterations = 0}), Error);
   EXPECT_THROW(Guard(*network, {.margin = 0.5}), Error);
 }

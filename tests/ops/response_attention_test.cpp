@@ -132,13 +132,13 @@ TEST_P(ResponseAttention, EqualsItsDefinition) {
     const auto inputs = make_inputs(map().score, batch, channels, positions, 11);
     const auto expected = by_definition(inputs, map());
     EXPECT_LT(relative_difference(response_attention(inputs, map()), expected), 1e-11);
-    EXPECT_LT(relative_difference(reference::response_attention(inputs, map(), kRowsOnly), expected), 1e-11);
+    EXPECT_LT(relative_difference(reference::response_attention(inputs, map(), kRowsOnly, 0), expected), 1e-11);
     EXPECT_LT(relative_difference(at::bmm(inputs.value, response_map(inputs, map()).transpose(1, 2)), expected), 1e-11);
   }
 }
 
 TEST_P(ResponseAttention, ClosedFormProductsEqualAutograd) {
-  for (const int64_t pairs : {kDensePairs, kRowsOnly}) {
+  for (const int64_t pairs : {kBlockPairs, kRowsOnly}) {
     auto inputs = make_inputs(map().score, 2, 3, 7, 21);
     const auto linearization = reference::linearize_response_attention(inputs, map(), pairs);
     EXPECT_LT(max_difference(linearization->value(), response_attention(inputs, map())), 1e-11);
@@ -169,10 +169,10 @@ TEST_P(ResponseAttention, ClosedFormProductsEqualAutograd) {
 }
 
 TEST_P(ResponseAttention, BlocksGiveTheSameFirstAndSecondDerivatives) {
-  const auto derivatives = [&](int64_t pairs) {
+  const auto derivatives = [&](int64_t pairs, int64_t kept) {
     auto inputs = make_inputs(map().score, 2, 3, 6, 51);
     std::vector<at::Tensor> leaves{inputs.query.requires_grad_(true), inputs.key.requires_grad_(true), inputs.value.requires_grad_(true)};
-    const auto output = reference::response_attention(inputs, map(), pairs);
+    const auto output = reference::response_attention(inputs, map(), pairs, kept);
     const auto first = gradients((output * random(output.sizes(), 61)).sum(), leaves, true);
     at::Tensor mixed = at::zeros({}, at::kDouble);
     for (std::size_t i = 0; i < leaves.size(); ++i) mixed = mixed + (first[i] * random(leaves[i].sizes(), 71 + i)).sum();
@@ -185,10 +185,12 @@ TEST_P(ResponseAttention, BlocksGiveTheSameFirstAndSecondDerivatives) {
     all.insert(all.end(), third.begin(), third.end());
     return all;
   };
-  const auto dense = derivatives(kDensePairs);
-  for (const int64_t pairs : {kRowsOnly, int64_t{36}}) {  // rows in blocks; whole samples one by one
-    const auto blocked = derivatives(pairs);
-    for (std::size_t i = 0; i < dense.size(); ++i) EXPECT_LT(relative_difference(blocked[i], dense[i]), 1e-9) << "derivative " << i;
+  const auto dense = derivatives(kBlockPairs, kKeptPairs);
+  for (const int64_t pairs : {kRowsOnly, int64_t{36}}) {   // rows in blocks; whole samples one by one
+    for (const int64_t kept : {int64_t{0}, kKeptPairs}) {  // computed again in the backward pass; kept for it
+      const auto blocked = derivatives(pairs, kept);
+      for (std::size_t i = 0; i < dense.size(); ++i) EXPECT_LT(relative_difference(blocked[i], dense[i]), 1e-9) << "derivative " << i;
+    }
   }
 }
 
@@ -214,10 +216,10 @@ TEST_P(AccurateResponseAttention, Float32IsAsAccurateAsItsPrecision) {
 
 TEST_P(SafeResponseAttention, HugeScoresStayFinite) {
   for (const auto type : {at::kFloat, at::kDouble}) {
-    for (const int64_t pairs : {kDensePairs, kRowsOnly}) {
+    for (const int64_t pairs : {kBlockPairs, kRowsOnly}) {
       auto inputs = make_inputs(map().score, 1, 3, 6, 101, 1e3, type);
       std::vector<at::Tensor> leaves{inputs.query.requires_grad_(true), inputs.key.requires_grad_(true), inputs.value.requires_grad_(true)};
-      const auto output = reference::response_attention(inputs, map(), pairs);
+      const auto output = reference::response_attention(inputs, map(), pairs, 0);
       EXPECT_TRUE(output.isfinite().all().item<bool>());
       const auto first = gradients(output.sum(), leaves, true);
       at::Tensor total = at::zeros({}, output.options());
