@@ -17,7 +17,7 @@ namespace invattn {
 struct GuardOptions {
   double target = 0.85;            ///< local constants above this are penalised while training
   double weight = 10.0;            ///< of the penalty in the loss
-  double fraction = 0.25;          ///< of the batch, in turn, that each step looks at
+  double fraction = 0.08;          ///< of the batch, in turn, that each step looks at
   int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
   double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
   LocalConstantOptions measure{};  ///< how constants are measured at the end
