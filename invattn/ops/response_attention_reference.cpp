@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <optional>
@@ -391,14 +393,12 @@ class ReferenceLinearization final : public AttentionLinearization {
   std::vector<SliceLinearization> slices_;
 };
 
-}  // namespace
-
-at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once, int64_t kept_pairs) {
+/// The attention by ATen's own differentiation, block by block.
+at::Tensor composed_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once, bool keep) {
   const auto batch = inputs.query.size(0);
   const auto positions = inputs.query.size(2);
   if (batch * positions * positions <= pairs_at_once) return dense_attention(inputs, map);
   const bool dense = positions * positions <= pairs_at_once;
-  const bool keep = batch * positions * positions <= kept_pairs;
   const TensorBlock one_slice = [map](const TensorList& arguments) -> TensorList {
     return {dense_attention({arguments[0], arguments[1], arguments[2]}, map)};
   };
@@ -409,6 +409,49 @@ at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& 
                             : blocked_attention(part, map, rows_at_once(positions, pairs_at_once), keep));
   }
   return at::cat(results);
+}
+
+/// The attention where its map is too large to keep: only the inputs stay. The first derivative is the closed form; where it is to be
+/// differentiated itself, it is that of the composed attention, so that every further order is right.
+struct LargeAttention : torch::autograd::Function<LargeAttention> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value, const ResponseMap* map, int64_t pairs_at_once) {
+    context->save_for_backward({query, key, value});
+    context->saved_data["score"] = static_cast<int64_t>(map->score);
+    context->saved_data["response"] = static_cast<int64_t>(map->response);
+    context->saved_data["normalization"] = static_cast<int64_t>(map->normalization);
+    context->saved_data["mass"] = map->mass;
+    context->saved_data["pairs"] = pairs_at_once;
+    return composed_attention({query, key, value}, *map, pairs_at_once, /*keep=*/false);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list cotangents) {
+    auto inputs = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const ResponseMap map{static_cast<Score>(data["score"].toInt()), static_cast<Response>(data["response"].toInt()),
+                          static_cast<Normalization>(data["normalization"].toInt()), data["mass"].toDouble()};
+    const auto pairs_at_once = data["pairs"].toInt();
+    if (!at::GradMode::is_enabled()) {
+      const auto pulled =
+          reference::linearize_response_attention({inputs[0], inputs[1], inputs[2]}, map, pairs_at_once)->vjp(cotangents[0]);
+      return {pulled.query, pulled.key, pulled.value, at::Tensor(), at::Tensor()};
+    }
+    for (auto& input : inputs) {
+      if (!input.requires_grad()) input = input.detach().requires_grad_(true);
+    }
+    const auto output = composed_attention({inputs[0], inputs[1], inputs[2]}, map, pairs_at_once, /*keep=*/false);
+    auto gradients = torch::autograd::grad({output}, inputs, {cotangents[0]}, /*retain_graph=*/true, /*create_graph=*/true);
+    gradients.resize(5);  // none for the map and the block size
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once, int64_t kept_pairs) {
+  const auto positions = inputs.query.size(2);
+  if (inputs.query.size(0) * positions * positions <= kept_pairs) return composed_attention(inputs, map, pairs_at_once, /*keep=*/true);
+  return LargeAttention::apply(inputs.query, inputs.key, inputs.value, &map, pairs_at_once);
 }
 
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) { return dense_map(inputs, map) * map.mass; }

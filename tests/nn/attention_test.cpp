@@ -4,6 +4,7 @@
 #include <rapidcheck.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ namespace {
 using testing::max_difference;
 using testing::random;
 using testing::relative_difference;
+
+// The same cases every time, unless RC_PARAMS asks for others.
+const int kSeeded = setenv("RC_PARAMS", "seed=20", 0);
 
 const std::vector<AttentionKind> kKinds{AttentionKind::kGaussian, AttentionKind::kEmbeddedGaussian, AttentionKind::kDotProduct,
                                         AttentionKind::kConcatenation};
@@ -199,6 +203,7 @@ TEST(AttentionSafety, LargeInputsStayFinite) {
 }
 
 TEST(AttentionProperty, RandomShapesRoundTrip) {
+  ASSERT_EQ(kSeeded, 0);
   const auto result = rc::check("x -> y -> x for random shapes, kinds and normalisations", [] {
     const auto batch = *rc::gen::inRange<int64_t>(0, 4);
     const auto channels = *rc::gen::inRange<int64_t>(1, 9);
