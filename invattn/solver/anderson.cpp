@@ -23,18 +23,20 @@ class Anderson final : public Method {
     const Point base = choose_rows(rejected, best, current);
     const at::Tensor defect = base.defect().to(at::kDouble);  // (n, d)
 
-    const at::Tensor weights = mix(base, defect, rejected);                                                          // (n, m)
+    const at::Tensor plain = wait(rejected);                                                                         // (n)
+    const at::Tensor combined = mix(base, defect, rejected);                                                         // (n, m)
+    const at::Tensor weights = choose_rows(plain, at::zeros_like(combined), combined);                               // (n, m)
     const at::Tensor correction = at::bmm(weights.to(base.x.scalar_type()).unsqueeze(1), step_history_).squeeze(1);  // (n, d)
     const at::Tensor accelerated = at::lerp(base.x, base.image, options_.mixing) - correction;
     accelerated_ = (weights != 0).any(1);
     remember(base, defect);
-    return evaluator.evaluate(choose_rows(rejected, base.image, accelerated));
+    return evaluator.evaluate(choose_rows(plain, base.image, accelerated));
   }
 
   void keep(const at::Tensor& rows) override {
     if (!previous_x_.defined()) return;
-    for (at::Tensor* state :
-         {&previous_x_, &previous_defect_, &previous_finite_, &step_history_, &defect_history_, &gram_, &accelerated_}) {
+    for (at::Tensor* state : {&previous_x_, &previous_defect_, &previous_finite_, &step_history_, &defect_history_, &gram_, &accelerated_,
+                              &waiting_, &price_}) {
       *state = state->index_select(0, rows);
     }
   }
@@ -48,6 +50,18 @@ class Anderson final : public Method {
     defect_history_ = at::zeros({samples, memory, entries}, x.options().dtype(at::kDouble));
     gram_ = at::zeros({samples, memory, memory}, x.options().dtype(at::kDouble));
     accelerated_ = at::zeros({samples}, x.options().dtype(at::kBool));
+    waiting_ = at::zeros({samples}, x.options().dtype(at::kLong));
+    price_ = at::ones({samples}, x.options().dtype(at::kLong));
+  }
+
+  /// Which samples take a plain step now (n). A rejected step costs one, and each rejection after it twice as many as the one before,
+  /// until an accelerated step is accepted: where rounding makes the plain step from the best iterate no better than that, returning to
+  /// it again and again would go round in a circle.
+  at::Tensor wait(const at::Tensor& rejected) {
+    const at::Tensor accepted = accelerated_.logical_and(rejected.logical_not());
+    waiting_ = at::where(rejected, price_, (waiting_ - 1).clamp_min(0));
+    price_ = at::where(rejected, (2 * price_).clamp_max(kLargestPrice), at::where(accepted, at::ones_like(price_), price_));
+    return waiting_ > 0;
   }
 
   void remember(const Point& point, const at::Tensor& defect) {
@@ -87,6 +101,8 @@ class Anderson final : public Method {
     return choose_rows(solved, weights, at::zeros_like(weights));
   }
 
+  static constexpr int64_t kLargestPrice = 8;
+
   const AndersonOptions& options_;
   int64_t steps_ = 0;
   at::Tensor previous_x_;       // (n, d)
@@ -96,6 +112,8 @@ class Anderson final : public Method {
   at::Tensor defect_history_;   // (n, m, d) float64 dF
   at::Tensor gram_;             // (n, m, m) float64 dF' dF
   at::Tensor accelerated_;      // (n) whether the current iterate came from an accelerated step
+  at::Tensor waiting_;          // (n) plain steps still to take, this one included
+  at::Tensor price_;            // (n) plain steps that the next rejection costs
 };
 
 }  // namespace

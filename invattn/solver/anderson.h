@@ -17,7 +17,8 @@ namespace invattn {
 /// Safeguard: where an accelerated step leads to a residual above the sample's best one, or to one that is not finite, the sample goes
 /// back to its best iterate, forgets its history and takes the plain step x <- h(x) from there, which is never taken back. On a
 /// contraction with constant L the plain step brings the best residual down by L at least: every failed acceleration costs two
-/// evaluations and still gains one step of the fixed point.
+/// evaluations and still gains one step of the fixed point. Rounding, and maps that contract only over several steps, may spoil that: so a
+/// second failure in a row costs two plain steps, a third four, up to eight, until an accelerated step is accepted again.
 /// Every step costs one evaluation of g.
 Solution solve_anderson(const ResidualProblem& problem, const at::Tensor& y, const AndersonOptions& options,
                         const at::Tensor& initial = {});

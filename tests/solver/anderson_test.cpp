@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "invattn/solver/fixed_point.h"
 #include "problems.h"
@@ -95,6 +97,26 @@ TEST(AndersonTest, AnAcceleratedStepThatGrowsIsFollowedByThePlainStepFromTheBest
   EXPECT_NEAR(seen[1], 0.95, 1e-12);
   EXPECT_NEAR(seen[2], 5.0, 1e-6);
   EXPECT_NEAR(seen[3], 0.5 + 0.9 * 0.95, 1e-12);
+}
+
+TEST(AndersonTest, PlainStepsThatGainOnlyTogetherAreNotTakenBackForEver) {
+  // x <- -J x turns and shears: the residual grows in every other step and shrinks over two. Wherever the fixed point does not come by,
+  // g jumps, so that every accelerated step is rejected.
+  const at::Tensor matrix = at::tensor({0.0, 1.25, -0.4, 0.0}, at::kDouble).view({2, 2});
+  const at::Tensor y = at::tensor({1.0, 0.1}, at::kDouble).view({1, 2});
+  std::vector<at::Tensor> orbit = {y};
+  for (int step = 0; step < 200; ++step) orbit.push_back(y - at::matmul(orbit.back(), matrix.t()));
+  ResidualProblem problem;
+  problem.branch = [&](const at::Tensor& x) {
+    const at::Tensor value = at::matmul(x, matrix.t());
+    const bool on_orbit =
+        std::any_of(orbit.begin(), orbit.end(), [&](const at::Tensor& point) { return at::allclose(point, x, 1e-9, 1e-12); });
+    return on_orbit ? value : value + 10;
+  };
+  const auto plain = solve_fixed_point(problem, y, {.tolerance = 1e-6, .max_iterations = 200}).report;
+  ASSERT_TRUE(plain.usable()) << plain.full();
+  const auto fast = solve_anderson(problem, y, {.tolerance = 1e-6, .max_iterations = 200}).report;
+  EXPECT_TRUE(fast.usable()) << fast.full();
 }
 
 TEST(AndersonTest, DegenerateHistories) {
