@@ -39,6 +39,8 @@ nlohmann::json parse_json(std::string_view text, std::string_view origin) {
 
 namespace json_detail {
 
+std::string at_index(const std::string& field, std::size_t index) { return field + "[" + std::to_string(index) + "]"; }
+
 std::string describe(const nlohmann::json& value) {
   switch (value.type()) {
     case nlohmann::json::value_t::string:

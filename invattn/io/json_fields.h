@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,28 +22,34 @@ namespace invattn {
 /// Parses text of foreign origin: one JSON value in UTF-8, no key twice in an object, at most 64 levels deep; else an Error(kData).
 nlohmann::json parse_json(std::string_view text, std::string_view origin);
 
-/// An object with every field of `options`, in the text of which doubles keep all their digits. Numbers that JSON cannot hold are
-/// usage errors.
+/// An object with every field of `options` that is not an unset optional, in the text of which doubles keep all their digits. Numbers
+/// that JSON cannot hold are usage errors.
 template <HasFields T>
-nlohmann::json fields_to_json(const T& options) {
-  nlohmann::json object = nlohmann::json::object();
-  T::visit(options, [&object](const char* name, const auto& value, const char*) {
-    using Value = std::remove_cvref_t<decltype(value)>;
-    if constexpr (HasFields<Value>) {
-      object[name] = fields_to_json(value);
-    } else if constexpr (NamedEnum<Value>) {
-      object[name] = std::string(to_string(value));
-    } else {
-      if constexpr (std::same_as<Value, double>) {
-        require(std::isfinite(value), "json", "expected a finite number for ", in_quotes(name), ", got ", value, ". Correct the option.");
-      }
-      object[name] = value;
-    }
-  });
-  return object;
-}
+nlohmann::json fields_to_json(const T& options);
 
 namespace json_detail {
+
+/// "field[index]".
+std::string at_index(const std::string& field, std::size_t index);
+
+/// `name` is the field's, for messages.
+template <class T>
+nlohmann::json field_to_json(const T& value, const std::string& name) {
+  if constexpr (HasFields<T>) {
+    return fields_to_json(value);
+  } else if constexpr (VectorField<T>) {
+    nlohmann::json array = nlohmann::json::array();
+    for (const typename T::value_type& element : value) array.push_back(field_to_json(element, at_index(name, array.size())));
+    return array;
+  } else if constexpr (NamedEnum<T>) {
+    return std::string(to_string(value));
+  } else {
+    if constexpr (std::same_as<T, double>) {
+      require(std::isfinite(value), "json", "expected a finite number for ", in_quotes(name), ", got ", value, ". Correct the option.");
+    }
+    return value;
+  }
+}
 
 /// "the integer 3", "the string 'abc'": for messages.
 std::string describe(const nlohmann::json& value);
@@ -69,6 +76,11 @@ void read_field(E& value, const nlohmann::json& json, const std::string& field, 
   wrong_field(origin, field, std::string(EnumNames<E>::kWhat) + " " + list_names(word, all_names<E>()), json);
 }
 
+template <VectorField T>
+void read_field(T& values, const nlohmann::json& json, const std::string& field, std::string_view origin);
+template <OptionalField T>
+void read_field(T& value, const nlohmann::json& json, const std::string& field, std::string_view origin);
+
 /// Throws unless every key of `json` is one of `names`; also where it is no object.
 void check_keys(const nlohmann::json& json, const std::vector<std::string>& names, const std::string& field, std::string_view origin);
 
@@ -84,7 +96,40 @@ void read_field(T& options, const nlohmann::json& json, const std::string& field
   });
 }
 
+/// All of a vector is replaced; its structs start from their defaults.
+template <VectorField T>
+void read_field(T& values, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  if (!json.is_array()) wrong_field(origin, field, "an array", json);
+  T result;
+  for (const auto& element : json) {
+    typename T::value_type value{};
+    read_field(value, element, at_index(field, result.size()), origin);
+    result.push_back(std::move(value));
+  }
+  values = std::move(result);
+}
+
+template <OptionalField T>
+void read_field(T& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
+  typename T::value_type present{};
+  read_field(present, json, field, origin);
+  value = std::move(present);
+}
+
 }  // namespace json_detail
+
+template <HasFields T>
+nlohmann::json fields_to_json(const T& options) {
+  nlohmann::json object = nlohmann::json::object();
+  T::visit(options, [&object](const char* name, const auto& value, const char*) {
+    if constexpr (OptionalField<std::remove_cvref_t<decltype(value)>>) {
+      if (value) object[name] = json_detail::field_to_json(*value, name);
+    } else {
+      object[name] = json_detail::field_to_json(value, name);
+    }
+  });
+  return object;
+}
 
 /// Sets the fields that `json`, an object, names; the others keep their values. An unknown key, a value of another type or a number
 /// that is not finite is an Error(kData) of `origin`, and then `options` is unchanged.

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace invattn {
@@ -46,6 +50,35 @@ struct Outer {
   }
 };
 
+struct Lists {
+  std::vector<bool> switches{};
+  std::vector<int64_t> sizes{32, 64};
+  std::vector<double> rates{0.5};
+  std::vector<std::string> words{"a", "", "b c"};
+  std::vector<Shade> shades{Shade::kDark, Shade::kLight};
+  std::vector<Inner> inners{{0.5, 1}, {}};
+  std::optional<bool> maybe{};
+  std::optional<int64_t> count{};
+  std::optional<double> rate = 0.25;
+  std::optional<std::string> word{};
+  std::optional<Shade> shade{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("switches", self.switches, "");
+    field("sizes", self.sizes, "");
+    field("rates", self.rates, "");
+    field("words", self.words, "");
+    field("shades", self.shades, "");
+    field("inners", self.inners, "");
+    field("maybe", self.maybe, "");
+    field("count", self.count, "");
+    field("rate", self.rate, "");
+    field("word", self.word, "");
+    field("shade", self.shade, "");
+  }
+};
+
 struct Empty {
   template <class Self, class Visitor>
   static void visit(Self&, Visitor&&) {}
@@ -62,6 +95,12 @@ static_assert(!HasFields<Fieldless>);
 static_assert(!HasFields<double>);
 static_assert(NamedEnum<Shade>);
 static_assert(!NamedEnum<Fieldless>);
+static_assert(ScalarField<bool> && ScalarField<int64_t> && ScalarField<double> && ScalarField<std::string> && ScalarField<Shade>);
+static_assert(!ScalarField<int> && !ScalarField<Inner> && !ScalarField<std::vector<double>>);
+static_assert(OptionalField<std::optional<bool>> && OptionalField<std::optional<Shade>>);
+static_assert(!OptionalField<std::optional<Inner>> && !OptionalField<std::optional<int>> && !OptionalField<std::vector<double>>);
+static_assert(VectorField<std::vector<bool>> && VectorField<std::vector<Shade>> && VectorField<std::vector<Inner>>);
+static_assert(!VectorField<std::vector<std::vector<double>>> && !VectorField<std::vector<int>> && !VectorField<std::string>);
 
 TEST(PrintFields, WritesEveryFieldInOrder) { EXPECT_EQ(print_fields(Inner{}), "tolerance=1e-06, steps=12"); }
 
@@ -74,6 +113,19 @@ TEST(PrintFields, ShowsTheValuesNotTheDefaults) {
             "on=false, name=, shade=light, inner={tolerance=0.25, steps=-3}, off=true");
 }
 
+TEST(PrintFields, WritesListsInBracketsAndEmptyOptionalsAsUnset) {
+  EXPECT_EQ(print_fields(Lists{}),
+            "switches=[], sizes=[32, 64], rates=[0.5], words=[a, , b c], shades=[dark, light], "
+            "inners=[{tolerance=0.5, steps=1}, {tolerance=1e-06, steps=12}], maybe=unset, count=unset, rate=0.25, word=unset, shade=unset");
+}
+
+TEST(PrintFields, WritesOptionalsThatAreSetAsTheirValues) {
+  const Lists lists{.switches = {true, false}, .inners = {}, .maybe = false, .count = -1, .rate = {}, .word = "w", .shade = Shade::kDark};
+  EXPECT_EQ(print_fields(lists),
+            "switches=[true, false], sizes=[32, 64], rates=[0.5], words=[a, , b c], shades=[dark, light], inners=[], "
+            "maybe=false, count=-1, rate=unset, word=w, shade=dark");
+}
+
 TEST(PrintFields, NoFieldsAreNoText) { EXPECT_EQ(print_fields(Empty{}), ""); }
 
 TEST(PrintField, WritesOneValue) {
@@ -82,6 +134,10 @@ TEST(PrintField, WritesOneValue) {
   EXPECT_EQ(print_field(int64_t{-7}), "-7");
   EXPECT_EQ(print_field(std::string("text")), "text");
   EXPECT_EQ(print_field(Shade::kLight), "light");
+  EXPECT_EQ(print_field(std::vector<int64_t>{1, 2}), "[1, 2]");
+  EXPECT_EQ(print_field(std::vector<std::string>{"", ""}), "[, ]");
+  EXPECT_EQ(print_field(std::optional<double>()), "unset");
+  EXPECT_EQ(print_field(Inner{}), "{tolerance=1e-06, steps=12}");
 }
 
 TEST(Visit, WritesThroughToTheStruct) {

@@ -6,7 +6,9 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/io/file_fixture.h"
 
@@ -54,8 +56,50 @@ struct OuterOptions {
   bool operator==(const OuterOptions&) const = default;
 };
 
-OuterOptions read(std::string_view text) {
-  OuterOptions options;
+struct ListOptions {
+  std::vector<bool> switches{};
+  std::vector<std::int64_t> sizes{32, 64};
+  std::vector<double> rates{};
+  std::vector<std::string> words{};
+  std::vector<Colour> colours{};
+  std::vector<InnerOptions> variants{{.target = 0.5, .steps = 9}};
+  std::optional<bool> maybe{};
+  std::optional<std::int64_t> count{};
+  std::optional<double> rate{};
+  std::optional<std::string> word{};
+  std::optional<Colour> colour{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("switches", self.switches, "");
+    field("sizes", self.sizes, "");
+    field("rates", self.rates, "");
+    field("words", self.words, "");
+    field("colours", self.colours, "");
+    field("variants", self.variants, "");
+    field("maybe", self.maybe, "");
+    field("count", self.count, "");
+    field("rate", self.rate, "");
+    field("word", self.word, "");
+    field("colour", self.colour, "");
+  }
+  bool operator==(const ListOptions&) const = default;
+};
+
+/// A vector inside a struct inside a vector.
+struct DeepOptions {
+  std::vector<ListOptions> lists{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("lists", self.lists, "");
+  }
+  bool operator==(const DeepOptions&) const = default;
+};
+
+template <HasFields T = OuterOptions>
+T read(std::string_view text) {
+  T options;
   fields_from_json(options, parse_json(text, "test"), "test");
   return options;
 }
@@ -96,10 +140,71 @@ TEST(JsonFields, IntegersAreNumbers) {
   EXPECT_EQ(read(R"({"scale": 9007199254740992})").scale, 9007199254740992.0);
 }
 
+TEST(JsonFields, TextOfListsLeavesUnsetOptionalsOut) {
+  EXPECT_EQ(fields_to_json(ListOptions{}).dump(),
+            R"({"colours":[],"rates":[],"sizes":[32,64],"switches":[],"variants":[{"steps":9,"target":0.5}],"words":[]})");
+  EXPECT_EQ(fields_to_json(DeepOptions{}).dump(), R"({"lists":[]})");
+}
+
+TEST(JsonFields, ListsAndOptionalsRoundTrip) {
+  const ListOptions full{.switches = {true, false, true},
+                         .sizes = {},
+                         .rates = {0.1, -0.0, DBL_MAX},
+                         .words = {"", "größe \"1\"\n注意"},
+                         .colours = {Colour::kDarkGreen, Colour::kRed},
+                         .variants = {{}, {.target = 1.0 / 3.0, .steps = -1}},
+                         .maybe = false,
+                         .count = 0,
+                         .rate = 5e-324,
+                         .word = "",
+                         .colour = Colour::kDarkGreen};
+  EXPECT_EQ(read<ListOptions>(fields_to_json(full).dump()), full);
+  EXPECT_EQ(read<ListOptions>(fields_to_json(ListOptions{}).dump()), ListOptions{});
+  const DeepOptions deep{.lists = {full, {}, full}};
+  EXPECT_EQ(read<DeepOptions>(fields_to_json(deep).dump()), deep);
+}
+
+TEST(JsonFields, ListsAreReplacedAndTheirStructsStartFromDefaults) {
+  ListOptions options{
+      .sizes = {1, 2, 3}, .rates = {0.5}, .variants = {{.target = 0.1, .steps = 1}, {.target = 0.2, .steps = 2}}, .count = 4};
+  fields_from_json(options, parse_json(R"({"sizes": [7], "variants": [{"steps": 5}], "rate": 1})", "test"), "test");
+  EXPECT_EQ(options, (ListOptions{.sizes = {7}, .rates = {0.5}, .variants = {{.target = 0.9, .steps = 5}}, .count = 4, .rate = 1.0}));
+}
+
+TEST(JsonFields, WrongElementsAreNamedByTheirPlace) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {R"({"sizes": 3})", "expected an array for 'sizes', got the integer 3"},
+      {R"({"sizes": {}})", "expected an array for 'sizes', got an object"},
+      {R"({"sizes": [1, 2.5]})", "expected a 64-bit integer for 'sizes[1]', got the number 2.5"},
+      {R"({"switches": [true, 1]})", "expected true or false for 'switches[1]', got the integer 1"},
+      {R"({"rates": [1, null]})", "expected a finite number for 'rates[1]', got null"},
+      {R"({"words": [["a"]]})", "expected a string for 'words[0]', got an array"},
+      {R"({"colours": ["red", "dark-gren"]})",
+       "expected colour red or dark-green (did you mean dark-green?) for 'colours[1]', got the string 'dark-gren'"},
+      {R"({"variants": [{}, {}, {"target": "x"}]})", "expected a finite number for 'variants[2].target', got the string 'x'"},
+      {R"({"variants": [{"step": 1}]})",
+       "expected an option of 'variants[0]' named target or steps (did you mean steps?), got the unknown 'step'"},
+      {R"({"variants": [{}, 1]})", "expected an object of options for 'variants[1]', got the integer 1"},
+      {R"({"variants": {"target": 1}})", "expected an array for 'variants', got an object"},
+      {R"({"maybe": null})", "expected true or false for 'maybe', got null"},
+      {R"({"count": 1.0})", "expected a 64-bit integer for 'count', got the number 1"},
+      {R"({"rate": [1]})", "expected a finite number for 'rate', got an array"},
+      {R"({"word": 1})", "expected a string for 'word', got the integer 1"},
+      {R"({"colour": "blue"})", "expected colour red or dark-green for 'colour', got the string 'blue'"}};
+  for (const auto& entry : cases) {
+    const std::string& text = entry.first;
+    ListOptions options{.sizes = {5}};
+    expect_contains(error_of([&] { fields_from_json(options, parse_json(text, "test"), "test"); }), "[test] " + entry.second);
+    EXPECT_EQ(options, ListOptions{.sizes = {5}}) << text;
+  }
+  expect_contains(error_of([] { read<DeepOptions>(R"({"lists": [{}, {"variants": [{"steps": 0.5}]}]})"); }),
+                  "'lists[1].variants[0].steps'");
+}
+
 struct BadCase {
   std::string name;
   std::string text;
-  std::vector<std::string> phrases;
+  std::vector<std::string> phrases{};
 };
 
 void PrintTo(const BadCase& bad, std::ostream* out) { *out << bad.name; }
@@ -162,6 +267,12 @@ TEST(JsonFields, NonFiniteNumbersAreErrors) {
     OuterOptions options;
     expect_contains(error_of([&] { fields_from_json(options, nlohmann::json{{"scale", value}}, "test"); }), "a finite number for 'scale'");
   }
+}
+
+TEST(JsonFields, NonFiniteElementsAreErrors) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  expect_contains(error_of([&] { fields_to_json(ListOptions{.rates = {1, nan}}); }, ErrorKind::kUsage), "a finite number for 'rates[1]'");
+  expect_contains(error_of([&] { fields_to_json(ListOptions{.rate = nan}); }, ErrorKind::kUsage), "a finite number for 'rate'");
 }
 
 TEST(JsonFields, DepthOfExactlyTheLimitIsRead) {
