@@ -2,13 +2,15 @@
 #
 #   invattn_room(NAME SOURCES a.cpp … [LIBRARIES target …] [NO_TORCH])
 #
-# makes the object library invattn_NAME; all rooms together become the shared library `invattn`.
+# makes the object library invattn_NAME; all rooms together become the shared library `invattn`, which links all their LIBRARIES for itself
+# alone. A package of theirs is found by find_package(… GLOBAL), so that its targets are known outside the room.
 # scripts/check_layers.py checks which room includes which.
 add_library(invattn_pch OBJECT "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp")
 target_precompile_headers(invattn_pch PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.h")
 target_link_libraries(invattn_pch PRIVATE invattn_flags invattn::torch)
 
 set_property(GLOBAL PROPERTY INVATTN_ROOM_NAMES "")
+set_property(GLOBAL PROPERTY INVATTN_ROOM_LIBRARIES "")
 
 function(invattn_room name)
   cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;LIBRARIES" ${ARGN})
@@ -20,4 +22,5 @@ function(invattn_room name)
     target_precompile_headers(invattn_${name} REUSE_FROM invattn_pch)
   endif()
   set_property(GLOBAL APPEND PROPERTY INVATTN_ROOM_NAMES ${name})
+  set_property(GLOBAL APPEND PROPERTY INVATTN_ROOM_LIBRARIES ${ARG_LIBRARIES})
 endfunction()
