@@ -1,0 +1,16 @@
+# Writes the files of the report's page as byte arrays into one source file: cmake -D OUT=… -D PAGE=folder -D CHART=file -P embed.cmake
+function(embed name file)
+  file(READ "${file}" bytes HEX)
+  string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
+  string(REPEAT "." 125 line)
+  string(REGEX REPLACE "(${line})" "\\1\n" bytes "${bytes}")
+  file(APPEND "${OUT}.new" "constexpr unsigned char k_${name}[] = {\n${bytes}\n};\n"
+    "std::string_view ${name}() { return {reinterpret_cast<const char*>(k_${name}), sizeof k_${name}}; }\n\n")
+endfunction()
+file(WRITE "${OUT}.new" "#include \"invattn/report/assets.h\"\n\nnamespace invattn::reporting {\n\n")
+embed(page_template "${PAGE}/page.html")
+embed(page_style "${PAGE}/style.css")
+embed(page_script "${PAGE}/page.js")
+embed(chart_script "${CHART}")
+file(APPEND "${OUT}.new" "}  // namespace invattn::reporting\n")
+file(RENAME "${OUT}.new" "${OUT}")

@@ -1,0 +1,303 @@
+#include "invattn/report/figures.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "invattn/report/drawing.h"
+#include "invattn/report/pictures.h"
+#include "invattn/report/table.h"
+
+namespace invattn::reporting {
+namespace {
+
+constexpr double kMargin = 24;
+constexpr double kTitleHeight = 56;
+constexpr double kLabelWidth = 160;
+constexpr double kGap = 6;
+constexpr std::array<Colour, 4> kColours{kBlue, kVermilion, kGreen, kPurple};
+constexpr std::int64_t kMostColumns = 8;
+constexpr double kPictureWidth = 96;  // about, on the sheet
+
+const Colour& colour_of(std::size_t index) { return kColours[index % kColours.size()]; }
+
+/// (H, W) from 0 to 1 in black, purple, orange, yellow: equal steps look equal, and the order survives in grey.
+at::Tensor heat(const at::Tensor& values) {
+  constexpr std::array<Colour, 5> kStops{{{0, 0, 0.02}, {0.34, 0.06, 0.43}, {0.73, 0.21, 0.33}, {0.98, 0.55, 0.04}, {0.99, 1.0, 0.64}}};
+  const at::Tensor place = values.to(at::kFloat).clamp(0, 1) * static_cast<double>(kStops.size() - 1);
+  const at::Tensor below = place.floor().clamp_max(static_cast<double>(kStops.size() - 2));
+  const at::Tensor share = place - below;
+  std::vector<at::Tensor> planes;
+  for (std::size_t channel = 0; channel < 3; ++channel) {
+    std::vector<float> stops;
+    stops.reserve(kStops.size());
+    for (const Colour& stop : kStops) stops.push_back(static_cast<float>(stop[channel]));
+    const at::Tensor table = at::tensor(stops);
+    const at::Tensor low = table.index({below.to(at::kLong)});
+    const at::Tensor high = table.index({below.to(at::kLong) + 1});
+    planes.push_back(((low + (high - low) * share) * 255).round().to(at::kByte));
+  }
+  return at::stack(planes);
+}
+
+struct Row {
+  std::string label;
+  std::vector<at::Tensor> pictures;  // (3, H, W) uint8
+};
+
+/// Rows of pictures with their names to the left.
+Figure grid(const std::string& name, const std::string& title, const std::string& subtitle, const std::vector<Row>& rows) {
+  const at::Tensor& first = rows.front().pictures.front();
+  const auto width = static_cast<double>(first.size(2));
+  const double zoom = width < kPictureWidth ? std::max(1.0, std::floor(kPictureWidth / width)) : kPictureWidth * 1.5 / width;
+  const double across = width * zoom + kGap;
+  const double down = static_cast<double>(first.size(1)) * zoom + kGap;
+  std::size_t columns = 0;
+  for (const Row& row : rows) columns = std::max(columns, row.pictures.size());
+  const double least = 640;  // the title needs room
+  Drawing drawing(static_cast<std::int64_t>(std::max(least, 2 * kMargin + kLabelWidth + static_cast<double>(columns) * across)),
+                  static_cast<std::int64_t>(kTitleHeight + kMargin + static_cast<double>(rows.size()) * down));
+  drawing.text(kMargin, 28, title, {.size = 15, .bold = true});
+  drawing.text(kMargin, 46, subtitle, {.size = 12, .colour = kMuted});
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const double y = kTitleHeight + 4 + static_cast<double>(r) * down;
+    drawing.text(kMargin + kLabelWidth - 12, y + down / 2 + 1, rows[r].label, {.size = 12, .align = Align::kRight});
+    for (std::size_t c = 0; c < rows[r].pictures.size(); ++c) {
+      drawing.image(kMargin + kLabelWidth + static_cast<double>(c) * across, y, rows[r].pictures[c], zoom);
+    }
+  }
+  return {.name = name, .png = drawing.png()};
+}
+
+struct Shown {
+  const Cell* cell = nullptr;
+  Pictures pictures;
+  std::int64_t count = 0;  // pictures that a figure shows
+};
+
+at::Tensor last_frame(const Shown& shown, std::int64_t k) {
+  for (const Frames& frames : shown.pictures.frames) {
+    if (frames.solver == shown.cell->row.solver) return frames.images[-1][k];
+  }
+  return shown.pictures.frames.front().images[-1][k];
+}
+
+Figure draw_reconstructions(const std::string& title, const std::string& name, const std::vector<Shown>& shown) {
+  std::vector<Row> rows = {{.label = "original", .pictures = {}}};
+  for (std::int64_t k = 0; k < shown.front().count; ++k) rows.front().pictures.push_back(shown.front().pictures.originals[k]);
+  for (const Shown& network : shown) {
+    Row& row = rows.emplace_back();
+    row.label = network.cell->row.kind;
+    for (std::int64_t k = 0; k < network.count; ++k) row.pictures.push_back(last_frame(network, k));
+  }
+  return grid("reconstructions_" + name, title + ": originals and reconstructions",
+              "test images, and what comes back from z by " + shown.front().cell->row.solver, rows);
+}
+
+Figure draw_errors(const std::string& title, const std::string& name, const std::vector<Shown>& shown) {
+  std::vector<at::Tensor> all;
+  all.reserve(shown.size());
+  for (const Shown& network : shown) all.push_back(network.pictures.error.narrow(0, 0, network.count).reshape({-1}));
+  const double factor = amplification(at::cat(all));
+  std::vector<Row> rows;
+  for (const Shown& network : shown) {
+    Row& row = rows.emplace_back();
+    row.label = network.cell->row.kind;
+    for (std::int64_t k = 0; k < network.count; ++k) row.pictures.push_back(heat(network.pictures.error[k] * (factor / 255)));
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", factor);
+  return grid("errors_" + name, title + ": error x " + text.data(),
+              "largest error of the three colours in grey levels, amplified; black is none, yellow " + short_number(255 / factor) +
+                  " grey levels or more",
+              rows);
+}
+
+/// Four panels beside each other at most, then the next line.
+struct Panels {
+  explicit Panels(std::size_t count) : columns(std::min<std::size_t>(count, 4)), lines((count + columns - 1) / columns) {}
+
+  static constexpr double kWidth = 250;
+  static constexpr double kHeight = 190;
+  static constexpr double kAcross = kWidth + 74;
+  static constexpr double kDown = kHeight + 84;
+
+  std::int64_t width() const { return std::max<std::int64_t>(680, static_cast<std::int64_t>(40 + kAcross * static_cast<double>(columns))); }
+  std::int64_t height() const { return static_cast<std::int64_t>(92 + kDown * static_cast<double>(lines)); }
+  double x(std::size_t i) const { return 82 + kAcross * static_cast<double>(i % columns); }
+  double y(std::size_t i) const {
+    const std::size_t line = i / columns;
+    return 110 + kDown * static_cast<double>(line);
+  }
+
+  std::size_t columns;
+  std::size_t lines;
+};
+
+std::vector<double> counting(std::size_t count) {
+  std::vector<double> result(count);
+  for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<double>(i);
+  return result;
+}
+
+void heading(Drawing& drawing, const std::string& title, const std::vector<std::pair<std::string, Drawing::LineStyle>>& legend) {
+  drawing.text(kMargin, 30, title, {.size = 15, .bold = true});
+  double x = kMargin;
+  for (const auto& [name, style] : legend) {
+    drawing.line({{x, 54}, {x + 26, 54}}, style);
+    drawing.text(x + 32, 58, name, {.size = 12, .colour = kMuted});
+    x += 52 + 7.4 * static_cast<double>(name.size());
+  }
+}
+
+Figure draw_convergence(const std::string& title, const std::string& name, const std::vector<const Cell*>& cells) {
+  std::vector<std::string> solvers;
+  std::vector<double> residuals;
+  std::size_t longest = 2;
+  for (const Cell* cell : cells) {
+    for (const SolverResult& inverse : cell->details->inverses) {
+      if (std::find(solvers.begin(), solvers.end(), inverse.solver) == solvers.end()) solvers.push_back(inverse.solver);
+      residuals.insert(residuals.end(), inverse.residual_median.begin(), inverse.residual_median.end());
+      residuals.insert(residuals.end(), inverse.residual_largest.begin(), inverse.residual_largest.end());
+      longest = std::max(longest, inverse.residual_largest.size());
+    }
+  }
+  constexpr double kLowest = 1e-12;
+  constexpr double kHighest = 1e6;  // beyond it a solver has diverged, and its curve runs along the edge
+  for (double& residual : residuals) residual = std::isfinite(residual) && residual > 0 ? std::clamp(residual, kLowest, kHighest) : 1;
+  const Panels panels(cells.size());
+  Drawing drawing(panels.width(), panels.height());
+  std::vector<std::pair<std::string, Drawing::LineStyle>> legend;
+  for (std::size_t s = 0; s < solvers.size(); ++s) legend.emplace_back(solvers[s], Drawing::LineStyle{.colour = colour_of(s), .width = 2});
+  legend.emplace_back("median", Drawing::LineStyle{.colour = kMuted, .width = 2});
+  legend.emplace_back("largest", Drawing::LineStyle{.colour = kMuted, .width = 1.5, .dashed = true});
+  heading(drawing, title + ": residual per iteration", legend);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    Plot plot(drawing, panels.x(i), panels.y(i), Panels::kWidth, Panels::kHeight, axis_around({0, static_cast<double>(longest - 1)}, false),
+              axis_around(residuals, true));
+    plot.labels(cells[i]->row.kind, "iterations", i % panels.columns == 0 ? "residual" : "");
+    for (const SolverResult& inverse : cells[i]->details->inverses) {
+      const auto s = static_cast<std::size_t>(std::find(solvers.begin(), solvers.end(), inverse.solver) - solvers.begin());
+      const std::vector<double> steps = counting(inverse.residual_largest.size());
+      plot.curve(steps, inverse.residual_largest, {.colour = colour_of(s), .width = 1.5, .dashed = true});
+      plot.curve(steps, inverse.residual_median, {.colour = colour_of(s), .width = 2});
+    }
+  }
+  return {.name = "convergence_" + name, .png = drawing.png()};
+}
+
+/// Percent instead of counts, without the empty bins at both ends.
+Histogram shares(const Histogram& histogram) {
+  const auto occupied = [](double count) { return count > 0; };
+  const auto first = std::find_if(histogram.counts.begin(), histogram.counts.end(), occupied) - histogram.counts.begin();
+  const auto last = histogram.counts.rend() - std::find_if(histogram.counts.rbegin(), histogram.counts.rend(), occupied);
+  if (first >= last) return {};
+  Histogram result{.edges = {histogram.edges.begin() + first, histogram.edges.begin() + last + 1},
+                   .counts = {histogram.counts.begin() + first, histogram.counts.begin() + last}};
+  const double sum = std::accumulate(result.counts.begin(), result.counts.end(), 0.0);
+  for (double& count : result.counts) count *= 100 / sum;
+  return result;
+}
+
+Figure draw_constants(const std::string& title, const std::string& name, const std::vector<const Cell*>& cells) {
+  const Panels panels(cells.size());
+  Drawing drawing(panels.width(), panels.height());
+  heading(drawing, title + ": local Lipschitz constants of g",
+          {{"test images", {.colour = kBlue, .width = 6}}, {"training images", {.colour = kVermilion, .width = 2}}});
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const CellDetails& details = *cells[i]->details;
+    const Histogram train = shares(details.constants_train);
+    const Histogram test = shares(details.constants_test);
+    std::vector<double> places = {1};
+    std::vector<double> heights = {0};
+    for (const Histogram* histogram : {&train, &test}) {
+      places.insert(places.end(), histogram->edges.begin(), histogram->edges.end());
+      heights.insert(heights.end(), histogram->counts.begin(), histogram->counts.end());
+    }
+    Plot plot(drawing, panels.x(i), panels.y(i), Panels::kWidth, Panels::kHeight, axis_around(places, false), axis_around(heights, false));
+    plot.labels(cells[i]->row.kind, "local constant", i % panels.columns == 0 ? "% of the images" : "");
+    for (std::size_t b = 0; b < test.counts.size(); ++b) plot.bar(test.edges[b], test.edges[b + 1], test.counts[b], kBlue, 0.75);
+    std::vector<double> x;
+    std::vector<double> y;
+    for (std::size_t b = 0; b < train.counts.size(); ++b) {
+      x.insert(x.end(), {train.edges[b], train.edges[b + 1]});
+      y.insert(y.end(), {train.counts[b], train.counts[b]});
+    }
+    plot.curve(x, y, {.colour = kVermilion, .width = 1.5});
+    plot.mark(1, "1", {.colour = kInk, .width = 1.5});
+    if (cells[i]->row.promised) plot.mark(*cells[i]->row.promised, "promised", {.colour = kMuted, .width = 1.5, .dashed = true});
+  }
+  return {.name = "constants_" + name, .png = drawing.png()};
+}
+
+/// A position of the grid as a framed cell in a picture of the image.
+at::Tensor with_mark(const at::Tensor& image, std::int64_t row, std::int64_t column, std::int64_t rows, std::int64_t columns) {
+  at::Tensor marked = image.clone();
+  const std::int64_t top = row * image.size(1) / rows;
+  const std::int64_t left = column * image.size(2) / columns;
+  const std::int64_t high = std::max<std::int64_t>(2, image.size(1) / rows);
+  const std::int64_t wide = std::max<std::int64_t>(2, image.size(2) / columns);
+  const at::Tensor patch = marked.slice(1, top, top + high).slice(2, left, left + wide);
+  patch.copy_(at::tensor({255, 60, 60}, at::kByte).reshape({3, 1, 1}).expand_as(patch));
+  return marked;
+}
+
+Figure draw_responses(const std::string& title, const std::string& name, const std::vector<Shown>& shown) {
+  const Pictures& first = shown.front().pictures;
+  const std::int64_t rows = first.grid_rows;
+  const std::int64_t columns = first.grid_columns;
+  constexpr std::array<std::pair<double, double>, 3> kPlaces{{{0.3, 0.3}, {0.5, 0.55}, {0.75, 0.7}}};
+  const std::int64_t images = std::min<std::int64_t>(2, shown.front().count);
+  std::vector<Row> lines = {{.label = "asking pixel", .pictures = {}}};
+  for (const Shown& network : shown) lines.push_back({.label = network.cell->row.kind, .pictures = {}});
+  for (std::int64_t k = 0; k < images; ++k) {
+    for (const auto& [down, across] : kPlaces) {
+      const auto row = static_cast<std::int64_t>(down * static_cast<double>(rows));
+      const auto column = static_cast<std::int64_t>(across * static_cast<double>(columns));
+      const at::Tensor marked = with_mark(first.originals[k], row, column, rows, columns);
+      lines.front().pictures.push_back(marked);
+      for (std::size_t n = 0; n < shown.size(); ++n) {
+        const Pictures& pictures = shown[n].pictures;
+        if (pictures.grid_rows != rows || pictures.grid_columns != columns) continue;
+        const at::Tensor map = heat(stretch_response(pictures.response[k][row * columns + column]).reshape({rows, columns}));
+        lines[n + 1].pictures.push_back(at::upsample_nearest2d(map.unsqueeze(0), {marked.size(1), marked.size(2)}).squeeze(0));
+      }
+    }
+  }
+  return grid("responses_" + name, title + ": where a pixel attends",
+              "how much the marked position takes from each other; black is least, yellow most, of each map", lines);
+}
+
+}  // namespace
+
+std::vector<Figure> draw_figures(const std::string& title, const std::string& name, const std::vector<const Cell*>& cells) {
+  std::vector<Figure> figures;
+  std::vector<Shown> shown;
+  for (const Cell* cell : cells) {
+    if (!cell->has_pictures) continue;
+    Pictures pictures = read_pictures(*cell);
+    if (pictures.frames.empty()) continue;
+    const std::int64_t count = std::min(pictures.count(), kMostColumns);
+    shown.push_back({.cell = cell, .pictures = std::move(pictures), .count = count});
+  }
+  if (!shown.empty()) {
+    figures.push_back(draw_reconstructions(title, name, shown));
+    figures.push_back(draw_errors(title, name, shown));
+    figures.push_back(draw_responses(title, name, shown));
+  }
+  if (!cells.empty()) {
+    figures.push_back(draw_convergence(title, name, cells));
+    figures.push_back(draw_constants(title, name, cells));
+  }
+  return figures;
+}
+
+}  // namespace invattn::reporting

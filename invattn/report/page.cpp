@@ -1,0 +1,409 @@
+#include "invattn/report/page.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "invattn/report/assets.h"
+#include "invattn/report/grouping.h"
+#include "invattn/report/headline.h"
+#include "invattn/report/pictures.h"
+#include "invattn/report/printed.h"
+#include "invattn/report/table.h"
+
+namespace invattn::reporting {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::size_t kMostPoints = 100;  // of a curve
+constexpr std::size_t kReserve = 60'000;  // bytes for what is counted only roughly
+
+/// A number for the page in few digits; what is not finite becomes null.
+ordered_json brief(double value, int digits = 4) {
+  if (!std::isfinite(value)) return nullptr;
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  return std::strtod(text.data(), nullptr);
+}
+
+ordered_json brief_list(const std::vector<double>& values, int digits = 4) {
+  ordered_json list = ordered_json::array();
+  for (const double value : values) list.push_back(brief(value, digits));
+  return list;
+}
+
+/// At most kMostPoints places of a list, its first and last among them.
+std::vector<std::size_t> places(std::size_t size) {
+  std::vector<std::size_t> result;
+  const std::size_t count = std::min(size, kMostPoints);
+  for (std::size_t i = 0; i < count; ++i) result.push_back(count < 2 ? 0 : i * (size - 1) / (count - 1));
+  return result;
+}
+
+std::vector<double> at_places(const std::vector<double>& values, const std::vector<std::size_t>& where) {
+  std::vector<double> result;
+  result.reserve(where.size());
+  for (const std::size_t place : where) result.push_back(place < values.size() ? values[place] : kNotFinite);
+  return result;
+}
+
+ordered_json histogram_json(const Histogram& histogram) {
+  return {{"edges", brief_list(histogram.edges)}, {"counts", brief_list(histogram.counts, 8)}};
+}
+
+ordered_json details_json(const CellDetails& details) {
+  ordered_json inverses = ordered_json::array();
+  for (const SolverResult& inverse : details.inverses) {
+    const std::vector<std::size_t> where = places(inverse.residual_largest.size());
+    inverses.push_back({{"solver", inverse.solver},
+                        {"converged", inverse.converged},
+                        {"iterations", inverse.iterations_max},
+                        {"v_score", brief(inverse.v_score, 6)},
+                        {"seconds", brief(inverse.seconds, 3)},
+                        {"steps", where},
+                        {"median", brief_list(at_places(inverse.residual_median, where), 3)},
+                        {"largest", brief_list(at_places(inverse.residual_largest, where), 3)}});
+  }
+  const std::vector<std::size_t> epochs = places(details.curve_loss.size());
+  ordered_json numbers = ordered_json::array();
+  for (const std::size_t epoch : epochs) numbers.push_back(epoch + 1);
+  return {{"inverses", std::move(inverses)},
+          {"constants", {{"train", histogram_json(details.constants_train)}, {"test", histogram_json(details.constants_test)}}},
+          {"curve",
+           {{"epochs", std::move(numbers)},
+            {"loss", brief_list(at_places(details.curve_loss, epochs), 5)},
+            {"largest", brief_list(at_places(details.curve_largest, epochs))}}}};
+}
+
+ordered_json pictures_json(const PackedPictures& pictures) {
+  ordered_json solvers = ordered_json::array();
+  for (const PackedFrames& frames : pictures.solvers) {
+    ordered_json residuals = ordered_json::array();
+    ordered_json errors = ordered_json::array();
+    for (const auto& list : frames.residuals) residuals.push_back(brief_list(list, 2));
+    for (const auto& list : frames.errors) errors.push_back(brief_list(list, 3));
+    solvers.push_back({{"solver", frames.solver},
+                       {"iterations", frames.iterations},
+                       {"residuals", std::move(residuals)},
+                       {"errors", std::move(errors)},
+                       {"shared", frames.shares_start}});
+  }
+  return {{"originals", pictures.originals}, {"solvers", std::move(solvers)}, {"factors", pictures.factors},
+          {"images", pictures.images},       {"response", pictures.response}, {"grid", {pictures.grid_rows, pictures.grid_columns}},
+          {"stride", pictures.stride}};
+}
+
+/// Everything the script needs. Without an album the pictures are left out.
+ordered_json page_data(const std::vector<ResultRow>& rows, const std::vector<Network>& networks, const Album* album) {
+  ordered_json data;
+  data["views"] = ordered_json::array();
+  for (const View& view : views_of(rows)) data["views"].push_back(view.title());
+  data["variants"] = variants_of(rows);
+  data["kinds"] = kinds_of(rows);
+  data["differences"] = difference_levels();
+  data["response_levels"] = kResponseLevels;
+  data["error_levels"] = kErrorLevels;
+  data["originals"] = ordered_json::array();
+  data["networks"] = ordered_json::array();
+  for (std::size_t i = 0; i < networks.size(); ++i) {
+    const Network& network = networks[i];
+    const ResultRow& row = network.cell->row;
+    ordered_json entry = {{"view", network.view},
+                          {"variant", network.variant},
+                          {"kind", network.kind},
+                          {"seed", row.seed},
+                          {"solver", row.solver},
+                          {"test_images", row.test_images},
+                          {"identity_loss", brief(row.identity_loss, 5)},
+                          {"promised", row.promised ? brief(*row.promised) : ordered_json()},
+                          {"details", network.cell->details ? details_json(*network.cell->details) : ordered_json()},
+                          {"pictures", nullptr}};
+    if (album != nullptr && !album->networks[i].images.empty()) entry["pictures"] = pictures_json(album->networks[i]);
+    data["networks"].push_back(std::move(entry));
+  }
+  if (album != nullptr) {
+    for (const PackedOriginals& originals : album->originals) {
+      data["originals"].push_back({{"height", originals.height}, {"width", originals.width}, {"images", originals.images}});
+    }
+  }
+  return data;
+}
+
+/// JSON that may stand inside a script element: no '<' can end it.
+std::string dump_for_html(const ordered_json& data) {
+  const std::string text = data.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  std::string result;
+  result.reserve(text.size());
+  for (const char letter : text) {
+    if (letter == '<') {
+      result += "\\u003c";
+    } else {
+      result += letter;
+    }
+  }
+  return result;
+}
+
+/// Replaces each {{name}} of the template; what is put in is not looked at again.
+std::string fill(std::string_view text, const std::map<std::string, std::string, std::less<>>& values) {
+  std::string result;
+  while (true) {
+    const std::size_t open = text.find("{{");
+    const std::size_t close = text.find("}}", open);
+    if (open == std::string_view::npos || close == std::string_view::npos) break;
+    result += text.substr(0, open);
+    result += values.find(text.substr(open + 2, close - open - 2))->second;
+    text.remove_prefix(close + 2);
+  }
+  return result.append(text);
+}
+
+/// How good a V-score is, as the name of a colour.
+std::string grade(double v_score) {
+  if (!(v_score >= 0)) return "g0";
+  return v_score >= 100 ? "g4" : v_score >= 95 ? "g3" : v_score >= 75 ? "g2" : v_score >= 40 ? "g1" : "g0";
+}
+
+std::string score_text(double v_score) {
+  if (!std::isfinite(v_score)) return "–";
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), v_score >= 100 ? "%.0f" : "%.1f", v_score >= 100 ? v_score : std::min(v_score, 99.9));
+  return text.data();
+}
+
+/// V-scores at a glance, which also choose what the page shows: data sets and kinds down, variants across.
+std::string matrix(const std::vector<ResultRow>& rows, const std::vector<Network>& networks) {
+  const std::vector<View> views = views_of(rows);
+  const std::vector<std::string> variants = variants_of(rows);
+  const std::vector<std::string> kinds = kinds_of(rows);
+  const bool printed = std::any_of(networks.begin(), networks.end(),
+                                   [&](const Network& n) { return printed_figures(views[n.view], kinds[n.kind]) != nullptr; });
+  std::string html = "<table class=\"matrix\">\n<thead><tr><td></td>";
+  for (const std::string& variant : variants) html += "<th scope=\"col\">" + escape_html(variant) + "</th>";
+  if (printed) html += "<th scope=\"col\" class=\"quiet\">printed in the paper</th>";
+  html += "</tr></thead>\n";
+  for (std::size_t view = 0; view < views.size(); ++view) {
+    html += "<tbody>\n<tr><th scope=\"rowgroup\" class=\"label group\" colspan=\"" + std::to_string(variants.size() + (printed ? 2 : 1)) +
+            "\">" + escape_html(views[view].title()) + "</th></tr>\n";
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+      std::string line;
+      bool any = false;
+      for (std::size_t variant = 0; variant < variants.size(); ++variant) {
+        const auto found = std::find_if(networks.begin(), networks.end(),
+                                        [&](const Network& n) { return n.view == view && n.kind == kind && n.variant == variant; });
+        if (found == networks.end()) {
+          line += "<td></td>";
+          continue;
+        }
+        any = true;
+        double worst = 100;
+        for (const ResultRow& row : seeds_of(rows, views[view], variants[variant], kinds[kind])) {
+          worst = std::isfinite(row.v_score) ? std::min(worst, row.v_score) : 0;
+        }
+        const std::string score = score_text(worst);
+        line +=
+            "<td><button type=\"button\" class=\"score " + grade(worst) + "\" data-network=\"" + std::to_string(found - networks.begin()) +
+            "\" aria-label=\"" +
+            escape_html(views[view].title() + ", " + kinds[kind] + ", " + variants[variant] + ": " + score + " percent undone. Show it.") +
+            "\">" + score + "</button></td>";
+      }
+      if (!any) continue;
+      html += "<tr><th scope=\"row\" class=\"label\">" + escape_html(kinds[kind]) + "</th>" + line;
+      if (printed) {
+        const PrintedFigures* figures = printed_figures(views[view], kinds[kind]);
+        html += "<td class=\"quiet\">" + (figures == nullptr ? std::string() : score_text(std::atof(figures->v_score.data()))) + "</td>";
+      }
+      html += "</tr>\n";
+    }
+    html += "</tbody>\n";
+  }
+  return html + "</table>\n";
+}
+
+/// What the certificates of each variant come to.
+Table promises(const std::vector<ResultRow>& rows) {
+  Table table{
+      .name = "promises",
+      .title = "Certificates.",
+      .note =
+          "Rests on: measured on training images, or proved for every input of a stated domain; constant: the largest certified; seen: "
+          "the largest local constant of g on any image.",
+      .labels = 2,
+      .header = {"variant", "rests on", "networks", "constant", "seen"}};
+  for (const std::string& variant : variants_of(rows)) {
+    std::map<std::string, std::vector<ResultRow>> by_basis;
+    for (const ResultRow& row : rows) {
+      if (row.variant == variant) by_basis[row.basis].push_back(row);
+    }
+    for (const auto& [basis, group] : by_basis) {
+      double certified = 0;
+      double seen = 0;
+      for (const ResultRow& row : group) {
+        certified = std::max(certified, row.certified_constant);
+        seen = std::isfinite(row.lipschitz_max) ? std::max(seen, row.lipschitz_max) : kNotFinite;
+      }
+      table.rows.push_back({{variant},
+                            {basis},
+                            {with_commas(static_cast<std::int64_t>(group.size()))},
+                            {basis == "nothing" ? "none" : short_number(certified)},
+                            {short_number(seen)}});
+    }
+  }
+  return table;
+}
+
+Table certificates(const std::vector<ResultRow>& rows) {
+  Table table{.name = "certificates",
+              .title = "Certificates, each in full.",
+              .note = "",
+              .labels = 5,
+              .header = {"data", "variant", "kind", "seed", "certificate"}};
+  for (const View& view : views_of(rows)) {
+    for (const std::string& variant : variants_of(rows)) {
+      for (const std::string& kind : kinds_of(rows)) {
+        for (const ResultRow& row : seeds_of(rows, view, variant, kind)) {
+          table.rows.push_back({{view.title()}, {variant}, {kind}, {std::to_string(row.seed)}, {row.certificate}});
+        }
+      }
+    }
+  }
+  return table;
+}
+
+/// A long table that opens when asked.
+std::string folded(const std::string& summary, const Table& table) {
+  return "<details>\n<summary>" + escape_html(summary) + "</summary>\n" + to_html(table) + "</details>\n";
+}
+
+std::string tables_html(const std::vector<ResultRow>& rows) {
+  std::string html;
+  for (std::vector<Table>& tables : std::array{paper_layout(rows), variants_compared(rows)}) {
+    for (std::size_t i = 0; i < tables.size(); ++i) {
+      if (i > 0) tables[i].note.clear();  // the same as above
+      html += to_html(tables[i]);
+    }
+  }
+  return html + folded("Every network: MSE, SSIM, V-score, loss, constant, iterations, failures, seconds", every_network(rows));
+}
+
+std::string plural(std::size_t count, const std::string& noun) {
+  return with_commas(static_cast<std::int64_t>(count)) + " " + noun + (count == 1 ? "" : "s");
+}
+
+/// "48 networks: 3 data sets, 4 kinds, 4 variants; 3 seeds each."
+std::string summary(const std::vector<ResultRow>& rows) {
+  std::vector<std::int64_t> seeds;
+  for (const ResultRow& row : rows) {
+    if (std::find(seeds.begin(), seeds.end(), row.seed) == seeds.end()) seeds.push_back(row.seed);
+  }
+  return plural(rows.size(), "network") + ": " + plural(views_of(rows).size(), "data set") + ", " + plural(kinds_of(rows).size(), "kind") +
+         " of attention, " + plural(variants_of(rows).size(), "variant") + ", " + plural(seeds.size(), "seed") +
+         ". An image is undone when it comes back with a mean squared error under 10 on the scale 0 to 255 (the V-score).";
+}
+
+std::string notices(const std::vector<Run>& runs) {
+  std::string html;
+  const auto notice = [&html](const std::string& text) { html += "<p class=\"notice\">" + escape_html(text) + "</p>\n"; };
+  for (const Run& run : runs) {
+    const std::string which = runs.size() > 1 ? "The run " + run.name : "This run";
+    if (!run.finished) notice(which + " is not finished: " + plural(run.cells.size(), "network") + " so far.");
+    if (run.without_details() > 0) {
+      notice(which + " lacks the folders of " + plural(static_cast<std::size_t>(run.without_details()), "network") +
+             ": they are in the tables, but have no pictures and charts.");
+    }
+  }
+  return html;
+}
+
+std::string made_html(const std::vector<Run>& runs) {
+  std::string html;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
+    const auto block = [&html, i](const std::string& heading, const char* id, const std::string& text) {
+      const std::string name = id + std::to_string(i);
+      html += "<div class=\"code\"><div class=\"code-head\"><span>" + heading +
+              "</span><button type=\"button\" class=\"copy\" data-copy=\"" + name + "\">Copy</button></div><pre id=\"" + name +
+              "\" tabindex=\"0\">" + escape_html(text) + "</pre></div>\n";
+    };
+    html += "<p>" + (runs.size() > 1 ? "<strong>" + escape_html(run.name) + "</strong>: " : std::string()) + escape_html(run.date) + ", " +
+            escape_html(run.made_with) + ".</p>\n";
+    block("Command", "command", run.command);
+    if (!run.config.empty()) block("Configuration (config.toml)", "config", run.config);
+  }
+  return html;
+}
+
+}  // namespace
+
+std::vector<ResultRow> rows_of(const std::vector<Run>& runs) {
+  std::vector<ResultRow> rows;
+  for (const Run& run : runs) {
+    for (const Cell& cell : run.cells) rows.push_back(cell.row);
+  }
+  return rows;
+}
+
+std::vector<Network> networks_of(const std::vector<Run>& runs) {
+  const std::vector<ResultRow> rows = rows_of(runs);
+  const std::vector<View> views = views_of(rows);
+  const std::vector<std::string> variants = variants_of(rows);
+  const std::vector<std::string> kinds = kinds_of(rows);
+  const auto rank = [](const Cell& cell) { return cell.has_pictures ? 2 : cell.details ? 1 : 0; };
+  std::map<std::array<std::size_t, 3>, const Cell*> best;
+  for (const Run& run : runs) {
+    for (const Cell& cell : run.cells) {
+      const auto place = [](const auto& list, const auto& value) {
+        return static_cast<std::size_t>(std::find(list.begin(), list.end(), value) - list.begin());
+      };
+      const Cell*& found = best[{place(views, view_of(cell.row)), place(variants, cell.row.variant), place(kinds, cell.row.kind)}];
+      if (found == nullptr || rank(cell) > rank(*found)) found = &cell;
+    }
+  }
+  std::vector<Network> networks;
+  networks.reserve(best.size());
+  for (const auto& [place, cell] : best) networks.push_back({.view = place[0], .variant = place[1], .kind = place[2], .cell = cell});
+  return networks;
+}
+
+std::string render_page(const std::vector<Run>& runs) {
+  const std::vector<ResultRow> rows = rows_of(runs);
+  const std::vector<Network> networks = networks_of(runs);
+  std::string title = runs.size() == 1 ? runs.front().name : plural(runs.size(), "run");
+  std::map<std::string, std::string, std::less<>> values = {
+      {"title", escape_html(title)},
+      {"headline", escape_html(headline(rows))},
+      {"summary", escape_html(summary(rows))},
+      {"notices", notices(runs)},
+      {"left_out", ""},
+      {"matrix", matrix(rows, networks)},
+      {"tables", tables_html(rows)},
+      {"certificates", to_html(promises(rows)) + folded("Every certificate in full", certificates(rows))},
+      {"made", made_html(runs)},
+      {"style", std::string(page_style())},
+      {"chart", std::string(chart_script())},
+      {"script", std::string(page_script())}};
+  std::size_t used = page_template().size() + kReserve;
+  for (const auto& [name, text] : values) used += text.size();
+  used += dump_for_html(page_data(rows, networks, nullptr)).size();
+
+  std::vector<const Cell*> cells;
+  cells.reserve(networks.size());
+  for (const Network& network : networks) cells.push_back(network.cell);
+  const Album album = pack_pictures(cells, used < kLargestPage ? kLargestPage - used : 0);
+  if (album.left_out > 0) {
+    values["left_out"] = "<p class=\"explain\">To keep this file small, " + plural(static_cast<std::size_t>(album.left_out), "more image") +
+                         " of each network " + (album.left_out == 1 ? "is" : "are") + " in the run's figures only.</p>";
+  }
+  values["data"] = dump_for_html(page_data(rows, networks, &album));
+  return fill(page_template(), values);
+}
+
+}  // namespace invattn::reporting

@@ -1,0 +1,568 @@
+"use strict";
+// The page's script: reads the data that the page carries, and draws what the reader chooses. It asks for nothing outside the page.
+(() => {
+  const byId = (id) => document.getElementById(id);
+  const data = JSON.parse(byId("data").textContent);
+  const state = { view: 0, variant: 0, kind: 0, solver: null, image: 0, place: 0, asked: null };
+
+  // ---- small helpers
+
+  const trouble = (error) => {
+    byId("trouble").hidden = false;
+    byId("trouble").textContent = "Something on this page could not be drawn: " + error.message;
+    console.error(error);
+  };
+  const run = (work) => { Promise.resolve().then(work).catch(trouble); };
+
+  const element = (name, attributes, ...children) => {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (key === "text") made.textContent = value;
+      else if (key === "style") for (const [rule, text] of Object.entries(value)) made.style.setProperty(rule, text);
+      else made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  };
+
+  const superscript = (number) => String(number).replace(/[-0-9]/g, (letter) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(letter)]);
+  const pretty = (value) => {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "not finite";
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 100 && size < 1e5) return withCommas(Math.round(value));
+    if (size >= 1e-3 && size < 100) return value.toPrecision(3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+    const power = Math.floor(Math.log10(size));
+    return (value / 10 ** power).toFixed(1) + " × 10" + superscript(power);
+  };
+  const withCommas = (number) => number.toLocaleString("en-GB");
+
+  const inflated = new Map();
+  // Bytes of base64 of zlib; each text is unpacked once.
+  const inflate = (text) => {
+    if (!inflated.has(text)) {
+      inflated.set(text, (async () => {
+        if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack the pictures (it lacks DecompressionStream).");
+        const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+        return new Uint8Array(await new Response(stream).arrayBuffer());
+      })());
+    }
+    return inflated.get(text);
+  };
+
+  const networkAt = (view, variant, kind) =>
+    data.networks.find((network) => network.view === view && network.variant === variant && network.kind === kind);
+  const current = () => networkAt(state.view, state.variant, state.kind);
+  const kindsHere = () => data.networks.filter((network) => network.view === state.view && network.variant === state.variant);
+
+  // ---- pictures
+
+  const originalOf = async (pictures, image) => {
+    const { height, width, images } = data.originals[pictures.originals];
+    const steps = await inflate(images[image]);
+    const pixels = new Uint8ClampedArray(steps.length);
+    let sum = 0;
+    for (let i = 0; i < steps.length; ++i) pixels[i] = sum = (sum + steps[i]) & 255;
+    return { height, width, pixels };
+  };
+
+  // Where an iterate lies among the packed ones.
+  const frameOffset = (pictures, solver, place, size) => {
+    if (place === 0 && pictures.solvers[solver].shared) return 0;
+    let count = 0;
+    for (let s = 0; s < solver; ++s) count += pictures.solvers[s].iterations.length - (pictures.solvers[s].shared ? 1 : 0);
+    return (count + place - (pictures.solvers[solver].shared ? 1 : 0)) * size;
+  };
+
+  const iterateOf = async (pictures, image, solver, place) => {
+    const original = await originalOf(pictures, image);
+    const codes = await inflate(pictures.images[image]);
+    const size = original.pixels.length;
+    const from = frameOffset(pictures, solver, place, size);
+    const pixels = new Uint8ClampedArray(size);
+    for (let i = 0; i < size; ++i) pixels[i] = original.pixels[i] + data.differences[codes[from + i]];
+    return { ...original, pixels };
+  };
+
+  const errorOf = async (pictures, image) => {
+    const { height, width } = data.originals[pictures.originals];
+    const codes = await inflate(pictures.images[image]);
+    return { height, width, values: Array.from(codes.subarray(codes.length - height * width), (code) => code / (data.error_levels - 1)) };
+  };
+
+  const paint = (canvas, height, width, colourAt) => {
+    canvas.width = width;
+    canvas.height = height;
+    const context = canvas.getContext("2d");
+    const picture = context.createImageData(width, height);
+    for (let i = 0; i < height * width; ++i) {
+      const [red, green, blue] = colourAt(i);
+      picture.data.set([red, green, blue, 255], 4 * i);
+    }
+    context.putImageData(picture, 0, 0);
+  };
+  const paintPicture = (canvas, { height, width, pixels }) => {
+    const plane = height * width;
+    paint(canvas, height, width, (i) => [pixels[i], pixels[plane + i], pixels[2 * plane + i]]);
+  };
+
+  // Black, purple, orange, yellow: the order survives in grey.
+  const stops = [[0, 0, 5], [87, 15, 110], [186, 54, 84], [250, 140, 10], [252, 255, 163]];
+  const heat = (value) => {
+    const place = Math.min(Math.max(value, 0), 1) * (stops.length - 1);
+    const below = Math.min(Math.floor(place), stops.length - 2);
+    return stops[below].map((low, i) => low + (stops[below + 1][i] - low) * (place - below));
+  };
+
+  // ---- choosing
+
+  const segments = (field, names, chosen, choose) => {
+    field.querySelectorAll("label").forEach((label) => label.remove());
+    names.forEach(({ name, value, possible }) => {
+      const input = element("input", { type: "radio", name: field.id, value: String(value) });
+      input.checked = value === chosen;
+      input.disabled = !possible;
+      input.addEventListener("change", () => choose(value));
+      field.append(element("label", {}, input, element("span", { text: name })));
+    });
+    field.hidden = names.length < 2;
+  };
+
+  const options = (select, names, chosen, choose) => {
+    select.replaceChildren(...names.map((name, i) => element("option", { value: String(i), text: name })));
+    select.value = String(chosen);
+    select.onchange = () => choose(Number(select.value));
+  };
+
+  // The nearest network there is, when data set or variant change.
+  const settle = (wanted) => {
+    if (networkAt(wanted.view, wanted.variant, wanted.kind)) return wanted;
+    const sorted = [...data.networks].sort((a, b) => {
+      const distance = (n) => (n.view !== wanted.view ? 4 : 0) + (n.variant !== wanted.variant ? 2 : 0) + (n.kind !== wanted.kind ? 1 : 0);
+      return distance(a) - distance(b);
+    });
+    return { view: sorted[0].view, variant: sorted[0].variant, kind: sorted[0].kind };
+  };
+
+  const choose = (wanted) => {
+    stopPlaying();
+    const { view, variant, kind } = settle({ view: state.view, variant: state.variant, kind: state.kind, ...wanted });
+    Object.assign(state, { view, variant, kind });
+    show();
+  };
+
+  const showChooser = () => {
+    options(byId("view"), data.views, state.view, (view) => choose({ view }));
+    options(byId("variant"), data.variants, state.variant, (variant) => choose({ variant }));
+    byId("view-field").hidden = data.views.length < 2;
+    byId("variant-field").hidden = data.variants.length < 2;
+    segments(byId("kind"), data.kinds.map((name, value) => ({ name, value, possible: Boolean(networkAt(state.view, state.variant, value)) })),
+      state.kind, (kind) => choose({ kind }));
+    byId("chooser").hidden = data.networks.length < 2;
+    const wide = data.views[state.view] + ", " + data.variants[state.variant];
+    const text = wide + ", " + data.kinds[state.kind];
+    document.querySelectorAll(".chosen").forEach((span) => {
+      span.textContent = (span.classList.contains("wide") ? wide : text) + ", seed " + current().seed;
+    });
+    document.querySelectorAll(".score").forEach((button) => {
+      button.setAttribute("aria-pressed", String(data.networks[Number(button.dataset.network)] === current()));
+    });
+  };
+
+  // ---- the image that comes back
+
+  let player = null;
+  const playing = () => player !== null;
+  const stopPlaying = () => {
+    if (playing()) clearInterval(player);
+    player = null;
+    byId("play").setAttribute("aria-label", "Play");
+    byId("play-shape").setAttribute("d", "M7 4l13 8-13 8z");
+  };
+  const startPlaying = () => {
+    if (state.place >= Number(byId("step").max)) moveTo(0);
+    byId("play").setAttribute("aria-label", "Pause");
+    byId("play-shape").setAttribute("d", "M6 4h4v16H6zM14 4h4v16h-4z");
+    player = setInterval(() => {
+      if (state.place >= Number(byId("step").max)) stopPlaying();
+      else moveTo(state.place + 1);
+    }, 380);
+  };
+  const moveTo = (place) => {
+    state.place = place;
+    byId("step").value = String(place);
+    run(drawIterate);
+  };
+
+  const solverIndex = (pictures) => {
+    const wanted = pictures.solvers.findIndex(({ solver }) => solver === state.solver);
+    if (wanted >= 0) return wanted;
+    return Math.max(0, pictures.solvers.findIndex(({ solver }) => solver === current().solver));
+  };
+
+  const drawIterate = async () => {
+    const network = current();
+    const pictures = network.pictures;
+    const solver = solverIndex(pictures);
+    const { iterations, residuals, errors } = pictures.solvers[solver];
+    const { image, place } = state;
+    const [iterate, original] = [await iterateOf(pictures, image, solver, place), await originalOf(pictures, image)];
+    if (network !== current() || image !== state.image || place !== state.place || solver !== solverIndex(pictures)) return;
+    paintPicture(byId("iterate"), iterate);
+    paintPicture(byId("original"), original);
+    const { height, width, pixels } = original;
+    const apart = (i) => Math.max(...[0, 1, 2].map((channel) => Math.abs(iterate.pixels[i + channel * height * width] - pixels[i + channel * height * width])));
+    paint(byId("difference"), height, width, (i) => heat(4 * apart(i) / 255));
+    const steps = iterations[place];
+    const words = steps === 0 ? "z, the start" : "after " + steps + (steps === 1 ? " step" : " steps");
+    byId("iterate-caption").textContent = words;
+    byId("iterate").setAttribute("aria-label", "Iterate: " + words);
+    byId("step").setAttribute("aria-valuetext", words);
+    byId("reading-step").textContent = steps + " of " + iterations[iterations.length - 1];
+    byId("reading-residual").textContent = pretty(residuals[image][place]);
+    byId("reading-error").textContent = pretty(errors[image][place]);
+  };
+
+  const showEmerge = async () => {
+    const pictures = current().pictures;
+    const usable = Boolean(pictures) && pictures.solvers.length > 0;
+    byId("emerge-card").hidden = !usable;
+    byId("emerge-empty").hidden = usable;
+    if (!usable) return;
+    state.image = Math.min(state.image, pictures.images.length - 1);
+    const solver = solverIndex(pictures);
+    segments(byId("solver"), pictures.solvers.map(({ solver: name }) => ({ name, value: name, possible: true })), pictures.solvers[solver].solver, (name) => {
+      stopPlaying();
+      state.solver = name;
+      run(showEmerge);
+    });
+    const slider = byId("step");
+    const last = pictures.solvers[solver].iterations.length - 1;
+    state.place = Math.min(state.place, last);
+    slider.max = String(last);
+    slider.value = String(state.place);
+    const buttons = pictures.images.map((_, image) => {
+      const canvas = element("canvas", {});
+      const button = element("button", { type: "button", "aria-label": "Image " + (image + 1), "aria-pressed": String(image === state.image) }, canvas);
+      button.addEventListener("click", () => {
+        stopPlaying();
+        state.image = image;
+        byId("thumbs").querySelectorAll("button").forEach((other, i) => other.setAttribute("aria-pressed", String(i === image)));
+        run(drawIterate);
+        run(showAttention);
+      });
+      run(async () => paintPicture(canvas, await originalOf(pictures, image)));
+      return button;
+    });
+    byId("thumbs").replaceChildren(...buttons);
+    await drawIterate();
+  };
+
+  // ---- charts
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const seriesColour = (i) => colour("--s" + (i % 4));
+  const charts = new Map();
+
+  // A vertical or horizontal line with a word beside it.
+  const ruler = {
+    id: "ruler",
+    afterDatasetsDraw(chart, _, settings) {
+      const { ctx, chartArea: area, scales } = chart;
+      for (const { axis, value, label, dashed, shade } of settings.lines || []) {
+        const place = scales[axis].getPixelForValue(value);
+        const upright = axis === "x";
+        if (upright ? place < area.left - 1 || place > area.right + 1 : place < area.top - 1 || place > area.bottom + 1) continue;
+        ctx.save();
+        ctx.strokeStyle = ctx.fillStyle = shade;
+        ctx.lineWidth = 1.5;
+        if (dashed) ctx.setLineDash([5, 4]);
+        ctx.beginPath();
+        if (upright) { ctx.moveTo(place, area.top); ctx.lineTo(place, area.bottom); } else { ctx.moveTo(area.left, place); ctx.lineTo(area.right, place); }
+        ctx.stroke();
+        ctx.font = "12px " + Chart.defaults.font.family;
+        const left = upright ? place > (area.left + area.right) / 2 : false;
+        ctx.textAlign = upright ? (left ? "right" : "left") : "right";
+        ctx.fillText(label, upright ? place + (left ? -5 : 5) : area.right - 4, upright ? area.top + (dashed ? 26 : 12) : place - 5);
+        ctx.restore();
+      }
+    },
+  };
+
+  const drawChart = (id, datasets, { x, y, lines, legend }) => {
+    charts.get(id)?.destroy();
+    const axis = (settings) => ({
+      grid: { color: colour("--rule"), borderColor: colour("--soft"), tickColor: "transparent" },
+      ticks: { color: colour("--soft"), maxTicksLimit: 7, maxRotation: 0, ...(settings.ticks || {}) },
+      title: { display: true, text: settings.title, color: colour("--soft") },
+      type: settings.type || "linear",
+      ...(settings.more || {}),
+    });
+    charts.set(id, new Chart(byId(id), {
+      type: "line",
+      data: { datasets: datasets.map((set) => ({ pointRadius: 0, pointHitRadius: 8, borderWidth: 2, tension: 0, ...set })) },
+      options: {
+        responsive: true,
+        maintainAspectRatio: false,
+        animation: false,
+        parsing: false,
+        interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: axis(x), y: axis(y) },
+        plugins: {
+          legend: {
+            display: legend !== false, position: "bottom", align: "start",
+            labels: { color: colour("--ink"), boxWidth: 22, boxHeight: 0, padding: 14, filter: (item) => item.text !== "" },
+          },
+          ruler: { lines: lines || [] },
+          tooltip: { callbacks: { label: (item) => " " + (item.dataset.name || item.dataset.label) + ": " + pretty(item.parsed.y) } },
+        },
+      },
+      plugins: [ruler],
+    }));
+  };
+
+  const powerTicks = { callback: (value) => { const power = Math.log10(value); return Number.isInteger(Math.round(power * 1e6) / 1e6) ? "10" + superscript(Math.round(power)) : ""; }, autoSkip: true };
+  const lowest = 1e-12, highest = 1e6;  // beyond it a solver has diverged, and its curve runs along the edge
+  const clampLog = (value) => value === null ? highest : Math.min(Math.max(value, lowest), highest);
+
+  const fact = (shade, name, text) =>
+    element("li", {}, element("span", { class: "key", style: { background: shade } }), element("span", {}, element("b", { text: name }), " " + text));
+
+  const showConvergence = (network) => {
+    const sets = [];
+    const facts = [];
+    network.details.inverses.forEach((inverse, i) => {
+      const points = (list) => inverse.steps.map((step, at) => ({ x: step, y: clampLog(list[at]) }));
+      const shade = seriesColour(i);
+      sets.push({ label: inverse.solver, name: inverse.solver + ", median", data: points(inverse.median), borderColor: shade, backgroundColor: shade });
+      sets.push({ label: "", name: inverse.solver + ", largest", data: points(inverse.largest), borderColor: shade, backgroundColor: shade, borderDash: [5, 4], borderWidth: 1.5 });
+      const all = inverse.converged === network.test_images;
+      facts.push(fact(shade, inverse.solver,
+        (all ? "all " + withCommas(inverse.converged) : withCommas(inverse.converged) + " of " + withCommas(network.test_images)) + " converged in at most " +
+        withCommas(inverse.iterations) + " iterations; " + (inverse.v_score === null ? "none" : pretty(inverse.v_score) + " %") + " undone"));
+    });
+    drawChart("convergence", sets, {
+      x: { title: "iterations", more: { min: 0 }, ticks: { precision: 0 } },
+      y: { title: "residual", type: "logarithmic", ticks: powerTicks },
+      legend: false,
+    });
+    byId("convergence-facts").replaceChildren(...facts);
+  };
+
+  // Percent instead of counts, without the empty bins at both ends.
+  const shares = ({ edges, counts }) => {
+    const first = counts.findIndex((count) => count > 0);
+    if (first < 0) return { edges: [], counts: [] };
+    const last = counts.length - [...counts].reverse().findIndex((count) => count > 0);
+    const sum = counts.reduce((total, count) => total + count, 0);
+    return { edges: edges.slice(first, last + 1), counts: counts.slice(first, last).map((count) => 100 * count / sum) };
+  };
+
+  const outline = ({ edges, counts }) => {
+    const points = [];
+    if (counts.length > 0) points.push({ x: edges[0], y: 0 });
+    counts.forEach((count, i) => points.push({ x: edges[i], y: count }, { x: edges[i + 1], y: count }));
+    if (counts.length > 0) points.push({ x: edges[edges.length - 1], y: 0 });
+    return points;
+  };
+
+  const showConstants = (network) => {
+    const [train, test] = [shares(network.details.constants.train), shares(network.details.constants.test)];
+    const largest = ({ edges }) => (edges.length ? edges[edges.length - 1] : 0);
+    const top = Math.max(1, largest(train), largest(test));
+    const low = Math.floor(Math.min(1, ...train.edges, ...test.edges) * 5) / 5;
+    const lines = [{ axis: "x", value: 1, label: "1", shade: colour("--ink") }];
+    if (network.promised !== null) lines.push({ axis: "x", value: network.promised, label: "promised", dashed: true, shade: colour("--soft") });
+    drawChart("constants", [
+      { label: "test images", data: outline(test), borderColor: seriesColour(0), backgroundColor: seriesColour(0) + "55", fill: "origin" },
+      { label: "training images", data: outline(train), borderColor: seriesColour(1), backgroundColor: seriesColour(1), borderWidth: 1.5 },
+    ], {
+      x: { title: "local constant", more: { min: low, suggestedMax: top + 0.05 * (top - low) } },
+      y: { title: "% of the images", more: { min: 0 } },
+      lines, legend: false,
+    });
+    const promise = network.promised === null ? "no constant is promised" : "promised: under " + pretty(network.promised);
+    byId("constants-facts").replaceChildren(
+      fact(seriesColour(0), "test images", "up to " + pretty(largest(test))),
+      fact(seriesColour(1), "training images", "up to " + pretty(largest(train)) + "; " + promise));
+  };
+
+  const showTraining = () => {
+    const here = kindsHere().filter((network) => network.details);
+    const curves = (key) => here.map((network) => {
+      const shade = seriesColour(network.kind);
+      const { epochs } = network.details.curve;
+      return {
+        label: data.kinds[network.kind], borderColor: shade, backgroundColor: shade, borderWidth: network.kind === state.kind ? 3 : 1.5,
+        data: epochs.map((epoch, i) => ({ x: epoch, y: network.details.curve[key][i] })).filter(({ y }) => y !== null),
+      };
+    });
+    const lines = here.length && here[0].identity_loss !== null ? [{ axis: "y", value: here[0].identity_loss, label: "doing nothing (g = 0)", dashed: true, shade: colour("--soft") }] : [];
+    const identity = lines.length ? lines[0].value : undefined;
+    drawChart("loss", curves("loss"), { x: { title: "epoch", ticks: { precision: 0 } }, y: { title: "loss", more: { suggestedMax: identity } }, lines });
+    const largest = curves("largest");
+    const measured = largest.some((set) => set.data.some(({ y }) => y > 0));
+    byId("largest-card").hidden = !measured;
+    if (!measured) { charts.get("largest")?.destroy(); charts.delete("largest"); return; }
+    drawChart("largest", largest, {
+      x: { title: "epoch", ticks: { precision: 0 } }, y: { title: "largest local constant", more: { suggestedMin: 0, suggestedMax: 1.05 } },
+      lines: [{ axis: "y", value: 1, label: "1", shade: colour("--ink") }],
+    });
+  };
+
+  const showCharts = () => {
+    if (typeof Chart === "undefined") throw new Error("the chart library is missing.");
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    Chart.defaults.font.size = 12;
+    const network = current();
+    for (const id of ["convergence-section", "constants-section"]) byId(id).hidden = !network.details;
+    byId("training-section").hidden = !kindsHere().some((other) => other.details && other.details.curve.epochs.length > 0);
+    if (network.details) { showConvergence(network); showConstants(network); }
+    if (!byId("training-section").hidden) showTraining();
+  };
+
+  // ---- where a pixel attends
+
+  const withResponse = () => kindsHere().filter((network) => network.pictures && network.pictures.response.length > state.image);
+
+  const drawMaps = async () => {
+    const networks = withResponse();
+    const { image, asked } = state;
+    if (networks.length === 0 || asked === null) return;
+    const figures = byId("maps").querySelectorAll("figure");
+    for (let n = 0; n < networks.length; ++n) {
+      const { grid: [rows, columns], stride } = networks[n].pictures;
+      const bytes = await inflate(networks[n].pictures.response[image]);
+      const original = await originalOf(networks[n].pictures, image);
+      if (asked !== state.asked || image !== state.image || figures[n] !== byId("maps").children[n]) return;
+      const across = Math.ceil(columns / stride);
+      const query = Math.floor(Math.min(asked.y * rows, rows - 1) / stride) * across + Math.floor(Math.min(asked.x * columns, columns - 1) / stride);
+      const rowLength = 1 + rows * columns;
+      const [least, ...map] = bytes.subarray(query * rowLength, (query + 1) * rowLength);
+      figures[n].querySelector("figcaption").textContent =
+        data.kinds[networks[n].kind] + (map.every((level) => level === map[0]) ? ": even" : ": least " + Math.round(100 * least / 255) + " % of most");
+      const { height, width, pixels } = original;
+      paint(figures[n].querySelector("canvas"), height, width, (i) => {
+        const row = Math.min(rows - 1, Math.floor(Math.floor(i / width) * rows / height));
+        const column = Math.min(columns - 1, Math.floor((i % width) * columns / width));
+        const weight = map[row * columns + column] / (data.response_levels - 1);
+        const grey = 0.4 * (0.3 * pixels[i] + 0.59 * pixels[height * width + i] + 0.11 * pixels[2 * height * width + i]);
+        const warm = heat(0.35 + 0.65 * weight);
+        return warm.map((value) => grey + (value - grey) * Math.sqrt(weight));
+      });
+    }
+  };
+
+  // In which cell of the grid of answers the asked point lies, as shares of the image.
+  const askedCell = (pictures) => {
+    const { grid: [rows, columns], stride } = pictures;
+    const row = Math.floor(Math.min(state.asked.y * rows, rows - 1) / stride) * stride;
+    const column = Math.floor(Math.min(state.asked.x * columns, columns - 1) / stride) * stride;
+    return { row, column, top: row / rows, left: column / columns, high: Math.min(stride, rows - row) / rows, wide: Math.min(stride, columns - column) / columns };
+  };
+
+  const ask = (x, y) => {
+    state.asked = { x: Math.min(Math.max(x, 0), 0.999), y: Math.min(Math.max(y, 0), 0.999) };
+    const networks = withResponse();
+    if (networks.length === 0) return;
+    const cell = askedCell(networks[0].pictures);
+    for (const mark of document.querySelectorAll("#attention-section .mark")) {
+      for (const [rule, share] of [["left", cell.left], ["top", cell.top], ["width", cell.wide], ["height", cell.high]]) mark.style.setProperty(rule, 100 * share + "%");
+    }
+    byId("ask-caption").textContent = "asking: row " + (cell.row + 1) + ", column " + (cell.column + 1) + " of the " + networks[0].pictures.grid.join(" x ") + " positions";
+    run(drawMaps);
+  };
+
+  const showAttention = async () => {
+    const networks = withResponse();
+    byId("attention-section").querySelector(".card").hidden = networks.length === 0;
+    byId("attention-empty").hidden = networks.length > 0;
+    if (networks.length === 0) return;
+    byId("maps").replaceChildren(...networks.map((network) => element("figure", {},
+      element("div", { class: "map-box" },
+        element("canvas", { role: "img", "aria-label": "Where the chosen pixel attends, " + data.kinds[network.kind] }), element("span", { class: "mark" })),
+      element("figcaption", { text: data.kinds[network.kind] }))));
+    paintPicture(byId("ask-canvas"), await originalOf(networks[0].pictures, state.image));
+    const { x, y } = state.asked || { x: 0.5, y: 0.5 };
+    ask(x, y);
+  };
+
+  // ---- error maps
+
+  const showErrors = () => {
+    const networks = kindsHere().filter((network) => network.pictures);
+    byId("errors").parentElement.hidden = networks.length === 0;
+    byId("errors-empty").hidden = networks.length > 0;
+    byId("errors").replaceChildren(...networks.map((network) => {
+      const { images, factors } = network.pictures;
+      const figures = images.map((_, image) => {
+        const canvas = element("canvas", { role: "img", "aria-label": data.kinds[network.kind] + ", error of image " + (image + 1) });
+        run(async () => {
+          const { height, width, values } = await errorOf(network.pictures, image);
+          paint(canvas, height, width, (i) => heat(values[i]));
+        });
+        return element("figure", {}, canvas, element("figcaption", { text: factors[image] === 1 ? "as it is" : "× " + (factors[image] < 1e9 ? withCommas(factors[image]) : pretty(factors[image])) }));
+      });
+      return element("div", { class: "error-row", style: { "--columns": String(Math.max(images.length, 3)) } },
+        element("span", { text: data.kinds[network.kind] }), element("div", {}, ...figures));
+    }));
+  };
+
+  // ---- all together
+
+  const show = () => {
+    showChooser();
+    run(showEmerge);
+    run(showCharts);
+    run(showAttention);
+    run(showErrors);
+  };
+
+  const start = () => {
+    byId("step").addEventListener("input", () => { stopPlaying(); moveTo(Number(byId("step").value)); });
+    byId("play").addEventListener("click", () => (playing() ? stopPlaying() : startPlaying()));
+    byId("chooser").addEventListener("submit", (event) => event.preventDefault());
+    document.querySelectorAll(".score").forEach((button) => button.addEventListener("click", () => {
+      const { view, variant, kind } = data.networks[Number(button.dataset.network)];
+      choose({ view, variant, kind });
+    }));
+    const box = byId("ask");
+    const point = (event) => {
+      const area = byId("ask-canvas").getBoundingClientRect();
+      ask((event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height);
+    };
+    box.addEventListener("pointermove", point);
+    box.addEventListener("pointerdown", point);
+    box.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+      if (!moves[event.key] || state.asked === null) return;
+      event.preventDefault();
+      const { grid: [rows, columns], stride } = withResponse()[0].pictures;
+      const [right, down] = moves[event.key];
+      ask(state.asked.x + right * stride / columns, state.asked.y + down * stride / rows);
+    });
+    document.querySelectorAll(".copy").forEach((button) => button.addEventListener("click", () => run(async () => {
+      const source = byId(button.dataset.copy);
+      try {
+        await navigator.clipboard.writeText(source.textContent);
+        button.textContent = "Copied";
+      } catch {  // not allowed from a file in some browsers: select it, so that the reader can
+        getSelection().selectAllChildren(source);
+        button.textContent = "Selected: press Ctrl+C";
+      }
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    })));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => run(showCharts));
+    if (data.networks.length === 0) {
+      document.querySelectorAll("#emerge, .pair > section, #training-section, #attention-section, #errors-section, #chooser").forEach((part) => { part.hidden = true; });
+      return;
+    }
+    // The first thing to see: a network with pictures.
+    const first = data.networks.find((network) => network.pictures) || data.networks[0];
+    Object.assign(state, { view: first.view, variant: first.variant, kind: first.kind });
+    show();
+  };
+
+  run(start);
+})();

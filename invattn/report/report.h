@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "invattn/report/run.h"
+
+namespace invattn {
+
+/// What `write_report` wrote.
+struct ReportSummary {
+  std::filesystem::path html;
+  std::vector<std::filesystem::path> tables;   ///< Markdown
+  std::vector<std::filesystem::path> figures;  ///< PNG
+};
+
+/// Reads RUN/results.json and RUN/cells/*, and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works
+/// on a run that is under way: a network whose folder is not there yet has no pictures and charts, and the page says so. Files that are
+/// missing or damaged otherwise are an Error(kData) that names the file.
+ReportSummary write_report(const std::filesystem::path& run);
+
+/// One page of several runs. Their networks stand side by side; where two runs hold the same network, the variants are named after their
+/// runs, too.
+void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html);
+
+/// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.
+std::string results_table(const std::vector<ResultRow>& rows);
+std::string results_table(const std::filesystem::path& run);
+
+}  // namespace invattn

@@ -1,0 +1,305 @@
+#include "invattn/report/run.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "invattn/core/error.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/printable.h"
+#include "invattn/io/safetensors.h"
+
+namespace invattn::reporting {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kOrigin = "report";
+constexpr std::string_view kNextStep =
+    "The file is damaged or not of a run: run the experiment again with --resume, or name another folder.";
+
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file.good() && !file.eof()) {
+    fail(ErrorKind::kData, kOrigin, "expected to read ", path.string(),
+         ", got an error. Name the folder of a run (it holds results.json).");
+  }
+  return text;
+}
+
+/// An object of a foreign file, which knows where it comes from.
+class Object {
+ public:
+  Object(const json& value, std::string where) : value_(value), where_(std::move(where)) {
+    if (!value_.is_object())
+      fail(ErrorKind::kData, kOrigin, where_, ": expected an object, got ", json_detail::describe(value_), ". ", kNextStep);
+  }
+
+  [[noreturn]] void wrong(const std::string& name, std::string_view expected) const {
+    const auto found = value_.find(name);
+    fail(ErrorKind::kData, kOrigin, where_, ": expected ", expected, " for ", in_quotes(name), ", got ",
+         found == value_.end() ? std::string("nothing") : json_detail::describe(*found), ". ", kNextStep);
+  }
+
+  const json* find(const std::string& name) const {
+    const auto found = value_.find(name);
+    return found == value_.end() ? nullptr : &*found;
+  }
+
+  std::string text(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr || !found->is_string()) wrong(name, "a string");
+    return found->get<std::string>();
+  }
+
+  /// null stands for a number that was not finite.
+  double number(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr || !(found->is_null() || found->is_number())) wrong(name, "a number or null");
+    return found->is_null() ? kNotFinite : found->get<double>();
+  }
+
+  std::int64_t integer(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr || !found->is_number_integer()) wrong(name, "an integer");
+    return found->get<std::int64_t>();
+  }
+
+  std::vector<double> numbers(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr || !found->is_array()) wrong(name, "an array of numbers");
+    std::vector<double> result;
+    result.reserve(found->size());
+    for (const json& value : *found) {
+      if (!value.is_null() && !value.is_number()) wrong(name, "an array of numbers and nulls");
+      result.push_back(value.is_null() ? kNotFinite : value.get<double>());
+    }
+    return result;
+  }
+
+  Object object(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr) wrong(name, "an object");
+    return {*found, where_ + ", " + in_quotes(name)};
+  }
+
+  std::vector<Object> objects(const std::string& name) const {
+    const json* found = find(name);
+    if (found == nullptr || !found->is_array()) wrong(name, "an array of objects");
+    std::vector<Object> result;
+    result.reserve(found->size());
+    for (const json& value : *found) {
+      std::string where = where_;
+      where.append(", ").append(in_quotes(name)).append(" ").append(std::to_string(result.size()));
+      result.emplace_back(value, std::move(where));
+    }
+    return result;
+  }
+
+ private:
+  const json& value_;
+  std::string where_;
+};
+
+/// The id becomes a path: it must stay inside cells/.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.front() != '.' && std::all_of(name.begin(), name.end(), [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || letter == '-' || letter == '_' || letter == '.';
+  });
+}
+
+ResultRow read_row(const Object& object) {
+  ResultRow row;
+  row.id = object.text("id");
+  if (!is_plain_name(row.id)) object.wrong("id", "a name of letters, digits, '-', '_' and '.'");
+  row.dataset = object.text("dataset");
+  row.height = object.integer("height");
+  row.width = object.integer("width");
+  if (row.height < 1) object.wrong("height", "a positive integer");
+  if (row.width < 1) object.wrong("width", "a positive integer");
+  row.kind = object.text("kind");
+  row.variant = object.text("variant");
+  row.policy = object.text("policy");
+  row.normalization = object.text("normalization");
+  row.seed = object.integer("seed");
+  row.loss = object.number("loss");
+  row.identity_loss = object.number("identity_loss");
+  row.mse = object.number("mse");
+  row.ssim = object.number("ssim");
+  row.v_score = object.number("v_score");
+  row.lipschitz_max = object.number("lipschitz_max");
+  row.iterations_max = object.integer("iterations_max");
+  row.failures = object.integer("failures");
+  row.seconds = object.number("seconds");
+  row.solver = object.text("solver");
+  row.train_images = object.integer("train_images");
+  row.test_images = object.integer("test_images");
+  row.epochs = object.integer("epochs");
+  row.parameters = object.integer("parameters");
+  row.certificate = object.text("certificate_text");
+  row.basis = object.object("certificate").text("basis");
+  row.certified_constant = object.object("certificate").number("constant");
+  if (row.policy == "guarded" || row.policy == "strict") row.promised = object.object("options").number("constant");
+  return row;
+}
+
+Histogram read_histogram(const Object& object) {
+  Histogram histogram{.edges = object.numbers("edges"), .counts = object.numbers("counts")};
+  const bool sound = histogram.edges.size() == histogram.counts.size() + 1 &&
+                     std::is_sorted(histogram.edges.begin(), histogram.edges.end()) &&
+                     std::none_of(histogram.edges.begin(), histogram.edges.end(), [](double edge) { return edge != edge; });
+  if (!sound) object.wrong("edges", "rising numbers, one more than 'counts'");
+  return histogram;
+}
+
+CellDetails read_details(const std::filesystem::path& path, const std::string& id) {
+  const json parsed = parse_json(read_text(path), std::string(kOrigin) + ", " + path.string());
+  const Object object(parsed, path.string());
+  if (object.text("id") != id) object.wrong("id", "'" + id + "', the name of its folder,");
+  CellDetails details;
+  for (const Object& inverse : object.objects("inverses")) {
+    details.inverses.push_back({.solver = inverse.text("solver"),
+                                .converged = inverse.integer("converged"),
+                                .iterations_max = inverse.integer("iterations_max"),
+                                .v_score = inverse.number("v_score"),
+                                .seconds = inverse.number("seconds"),
+                                .residual_median = inverse.numbers("residual_median"),
+                                .residual_largest = inverse.numbers("residual_largest")});
+  }
+  details.constants_train = read_histogram(object.object("constants").object("train"));
+  details.constants_test = read_histogram(object.object("constants").object("test"));
+  details.curve_loss = object.object("curve").numbers("loss");
+  details.curve_largest = object.object("curve").numbers("largest");
+  return details;
+}
+
+/// Tensors of a foreign file, each with the type and shape that are expected; -1 stands for any size.
+class Tensors {
+ public:
+  explicit Tensors(std::filesystem::path path) : path_(std::move(path)), tensors_(read_safetensors(path_).tensors) {}
+
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+
+  at::Tensor get(const std::string& name, at::ScalarType type, const std::vector<std::int64_t>& shape) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) wrong(name, type, shape, "none");
+    const at::Tensor& tensor = found->second;
+    bool fits = tensor.scalar_type() == type && tensor.dim() == static_cast<std::int64_t>(shape.size());
+    for (std::size_t i = 0; fits && i < shape.size(); ++i)
+      fits = shape[i] < 0 ? tensor.size(static_cast<std::int64_t>(i)) > 0 : tensor.size(static_cast<std::int64_t>(i)) == shape[i];
+    if (!fits) wrong(name, type, shape, std::string(c10::toString(tensor.scalar_type())) + " " + describe(tensor.sizes()));
+    return tensor;
+  }
+
+ private:
+  static std::string describe(c10::ArrayRef<std::int64_t> shape) {
+    std::string text = "(";
+    for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + (size < 0 ? std::string("any") : std::to_string(size));
+    return text + ")";
+  }
+
+  [[noreturn]] void wrong(const std::string& name, at::ScalarType type, const std::vector<std::int64_t>& shape,
+                          const std::string& got) const {
+    fail(ErrorKind::kData, kOrigin, path_.string(), ": expected a tensor ", in_quotes(name), " of type ", c10::toString(type),
+         " and shape ", describe(shape), ", got ", got, ". ", kNextStep);
+  }
+
+  std::filesystem::path path_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+/// An image of grey level n was given to the network as some number in [n, n + 1). Where the file holds that number ("input") the error is
+/// the distance to it, else that to the interval.
+at::Tensor error_of(const Tensors& tensors, const at::Tensor& originals) {
+  const std::vector<std::int64_t> shape = originals.sizes().vec();
+  const at::Tensor reconstruction = tensors.get("reconstruction", at::kFloat, shape);
+  const at::Tensor error = tensors.has("input") ? (reconstruction - tensors.get("input", at::kFloat, shape)).abs()
+                                                : at::maximum(originals - reconstruction, reconstruction - originals - 1).clamp_min(0);
+  const double infinity = std::numeric_limits<double>::infinity();
+  return error.nan_to_num(infinity, infinity, infinity).amax(1);  // (K, H, W)
+}
+
+}  // namespace
+
+std::int64_t Run::without_details() const {
+  return std::count_if(cells.begin(), cells.end(), [](const Cell& cell) { return !cell.details.has_value(); });
+}
+
+Run read_run(const std::filesystem::path& folder) {
+  const std::filesystem::path results = folder / "results.json";
+  if (!std::filesystem::is_regular_file(results)) {
+    fail(ErrorKind::kData, kOrigin, "expected the folder of a run, with results.json in it, got ", folder.string(),
+         ". Name the folder that `invattn reconstruct --out` wrote.");
+  }
+  const json parsed = parse_json(read_text(results), std::string(kOrigin) + ", " + results.string());
+  const Object object(parsed, results.string());
+  Run run;
+  // A trailing slash leaves an empty file name.
+  const std::filesystem::path plain = std::filesystem::absolute(folder).lexically_normal();
+  run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  const json* finished = object.find("finished");
+  if (finished == nullptr || !finished->is_boolean()) object.wrong("finished", "true or false");
+  run.finished = finished->get<bool>();
+  const Object made_with = object.object("made_with");
+  run.command = made_with.text("command");
+  run.date = made_with.text("date");
+  const std::int64_t threads = made_with.integer("threads");
+  run.made_with = "invattn " + made_with.text("invattn") + ", torch " + made_with.text("torch") + ", " + made_with.text("device") + ", " +
+                  std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+  if (const auto config = folder / "config.toml"; std::filesystem::is_regular_file(config)) run.config = read_text(config);
+
+  for (const Object& row_object : object.objects("rows")) {
+    Cell cell{.row = read_row(row_object), .folder = {}, .details = {}, .has_pictures = false};
+    cell.folder = folder / "cells" / cell.row.id;
+    if (const auto path = cell.folder / "cell.json"; std::filesystem::is_regular_file(path)) cell.details = read_details(path, cell.row.id);
+    cell.has_pictures = cell.details && std::filesystem::is_regular_file(cell.folder / "pictures.safetensors");
+    run.cells.push_back(std::move(cell));
+  }
+  return run;
+}
+
+Pictures read_pictures(const Cell& cell) {
+  const Tensors tensors(cell.folder / "pictures.safetensors");
+  const std::int64_t height = cell.row.height;
+  const std::int64_t width = cell.row.width;
+  Pictures pictures;
+  pictures.originals = tensors.get("originals", at::kByte, {-1, 3, height, width});
+  const std::int64_t count = pictures.count();
+  pictures.error = error_of(tensors, pictures.originals);
+  for (const SolverResult& inverse : cell.details->inverses) {
+    const std::string name = "frames." + inverse.solver;
+    if (!tensors.has(name)) continue;
+    const at::Tensor images = tensors.get(name, at::kByte, {-1, count, 3, height, width});
+    const at::Tensor iterations = tensors.get(name + ".iterations", at::kLong, {images.size(0)});
+    pictures.frames.push_back({.solver = inverse.solver,
+                               .iterations = {iterations.data_ptr<std::int64_t>(), iterations.data_ptr<std::int64_t>() + images.size(0)},
+                               .images = images,
+                               .residuals = tensors.get(name + ".residuals", at::kDouble, {images.size(0), count})});
+  }
+  const at::Tensor grid = tensors.get("response.grid", at::kLong, {2});
+  pictures.grid_rows = grid.data_ptr<std::int64_t>()[0];
+  pictures.grid_columns = grid.data_ptr<std::int64_t>()[1];
+  constexpr std::int64_t kLargestGrid = 4096;
+  const bool sound =
+      pictures.grid_rows > 0 && pictures.grid_rows <= kLargestGrid && pictures.grid_columns > 0 && pictures.grid_columns <= kLargestGrid;
+  if (!sound) {
+    fail(ErrorKind::kData, kOrigin, (cell.folder / "pictures.safetensors").string(), ": expected 'response.grid' of 1 to ", kLargestGrid,
+         " rows and columns, got ", pictures.grid_rows, " and ", pictures.grid_columns, ". ", kNextStep);
+  }
+  const std::int64_t positions = pictures.grid_rows * pictures.grid_columns;
+  pictures.response = tensors.get("response", at::kByte, {count, positions, positions});
+  return pictures;
+}
+
+}  // namespace invattn::reporting

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "invattn/report/run.h"
+
+namespace invattn::reporting {
+
+struct TableCell {
+  std::string text{};
+  std::string printed{};  ///< the paper's figure beside ours
+};
+
+/// Columns that belong together under one heading.
+struct ColumnGroup {
+  std::string heading;
+  std::size_t columns = 0;
+};
+
+/// One table, for Markdown and for the page alike.
+struct Table {
+  std::string name;                   ///< of its file, without .md
+  std::string title;                  ///< may hold names from a configuration: escaped where it is printed
+  std::string note;                   ///< what the columns mean
+  std::size_t labels = 1;             ///< the first columns are words, set to the left; the others are numbers
+  std::vector<ColumnGroup> groups{};  ///< of the columns after the labels; empty: none
+  std::vector<std::string> header{};
+  std::vector<std::vector<TableCell>> rows{};
+};
+
+std::string to_markdown(const Table& table);  ///< the bars and dashes alone, without title and note
+std::string to_html(const Table& table);      ///< a figure with caption
+
+/// Text as it may stand in HTML, in attributes, too.
+std::string escape_html(std::string_view text);
+
+/// "84.87", "4.1e-09", "not finite".
+std::string short_number(double value);
+
+/// One line per data set, variant and kind.
+Table every_network(const std::vector<ResultRow>& rows);
+
+/// The paper's layout: kinds down, data sets across, one table per variant.
+std::vector<Table> paper_layout(const std::vector<ResultRow>& rows);
+
+/// Variants of the same kind on the same data beside each other: one table per data set that has several.
+std::vector<Table> variants_compared(const std::vector<ResultRow>& rows);
+
+}  // namespace invattn::reporting

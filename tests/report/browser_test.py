@@ -1,0 +1,277 @@
+"""The report works in a real browser, from disk and without a network.
+
+usage: browser_test.py FAKE_RUN_TOOL [FOLDER_FOR_SCREENSHOTS]
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SKIPPED = 77
+PATIENCE = 60  # seconds until a condition must hold: the machine may be busy
+
+
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select, WebDriverWait
+except ImportError as error:
+    skip(f"{error}. Install it: {sys.executable} -m pip install selenium")
+
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
+if CHROMIUM is None or DRIVER is None:
+    skip("no chromium with chromedriver. On Debian install the packages chromium and chromium-driver.")
+if "/snap/" in os.path.realpath(CHROMIUM):
+    skip("chromium is a snap, which a test cannot drive.")
+
+CANVAS_SUM = """
+const canvas = document.querySelector(arguments[0]);
+if (!canvas || canvas.width === 0) return null;
+const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+let sum = 7;
+const colours = new Set();
+for (let i = 0; i < pixels.length; i += 4) {
+  const value = (pixels[i] << 16) | (pixels[i + 1] << 8) | pixels[i + 2] | (pixels[i + 3] > 0 ? 1 << 24 : 0);
+  sum = (sum * 31 + value) % 1000000007;
+  if (colours.size < 50) colours.add(value);
+}
+return [sum, colours.size];
+"""
+
+
+def check(condition, message):
+    if not condition:
+        sys.exit(f"FAILED: {message}")
+
+
+class Page:
+    """A report in a browser of its own."""
+
+    def __init__(self, profile):
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for argument in ("--headless=new", "--disable-gpu", "--window-size=1280,1000", f"--user-data-dir={profile}"):
+            options.add_argument(argument)
+        if os.geteuid() == 0:
+            options.add_argument("--no-sandbox")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.driver.set_page_load_timeout(PATIENCE)
+
+    def command(self, name, **arguments):
+        return self.driver.execute_cdp_cmd(name, arguments)
+
+    def set_scheme(self, scheme):
+        self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def set_width(self, width, mobile=False):
+        self.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=mobile)
+
+    def find(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def script(self, text, *arguments):
+        return self.driver.execute_script(text, *arguments)
+
+    def wait(self, condition, message):
+        try:
+            return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.1).until(lambda _: condition())
+        except Exception as error:  # selenium's timeout says nothing of what was awaited
+            sys.exit(f"FAILED: {message} ({type(error).__name__})")
+
+    def drawn(self, selector):
+        """The sum of a canvas's pixels, once it shows more than one colour."""
+
+        def look():
+            seen = self.script(CANVAS_SUM, selector)
+            return seen[0] if seen and seen[1] > 1 else None
+
+        return self.wait(lambda: look(), f"{selector} is blank")
+
+    def wait_for_change(self, selector, before, what):
+        def look():
+            seen = self.script(CANVAS_SUM, selector)
+            return seen and seen[0] != before and seen[0]
+
+        return self.wait(lambda: look(), f"{what} did not change {selector}")
+
+    def click(self, element):
+        self.script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+        element.click()
+
+    def shoot(self, path):
+        height = self.script("return document.documentElement.scrollHeight")
+        width = self.script("return document.documentElement.clientWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 8000), "scale": 1}
+        picture = self.command("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+    def check_quiet(self):
+        """Nothing complained, nothing was asked for but the page itself."""
+        own = "willReadFrequently"  # a hint about this test's own looking at pixels
+        complaints = [entry for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING") and own not in entry["message"]]
+        check(not complaints, f"the console says {complaints}")
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            # Other documents are the browser's own start page.
+            if message["method"] == "Network.requestWillBeSent" and message["params"]["documentURL"] == self.url:
+                url = message["params"]["request"]["url"]
+                self.requests.append(url)
+                check(url == self.url or url.startswith(("data:", "blob:")), f"the page asked for {url}")
+
+    def open(self, path):
+        self.url = Path(path).as_uri()
+        self.requests = []
+        self.driver.get(self.url)
+        self.drawn("#iterate")
+
+    def close(self):
+        self.driver.quit()
+
+
+def test_slider(page):
+    first = page.drawn("#iterate")
+    slider = page.find("#step")
+    page.click(page.find("#emerge-title"))
+    slider.send_keys(Keys.END)
+    last = page.wait_for_change("#iterate", first, "the slider")
+    check(page.find("#iterate-caption").text.startswith("after "), "the caption does not say how many steps")
+    check(last == page.drawn("#original"), "the last iterate of a guarded network is not the original")
+    slider.send_keys(*[Keys.ARROW_LEFT] * 6)  # the last few look the same
+    page.wait_for_change("#iterate", last, "an arrow key")
+    slider.send_keys(Keys.HOME)
+    page.wait(lambda: page.script(CANVAS_SUM, "#iterate")[0] == first, "the slider does not come back to the start")
+    check(page.find("#reading-residual").text not in ("", "–"), "no residual is shown")
+
+
+def test_play(page):
+    before = page.drawn("#iterate")
+    page.click(page.find("#play"))
+    check(page.find("#play").get_attribute("aria-label") == "Pause", "the button does not offer to pause")
+    page.wait_for_change("#iterate", before, "playing")
+    page.wait(lambda: page.find("#play").get_attribute("aria-label") == "Play", "playing does not end")
+    page.find("#step").send_keys(Keys.HOME)
+
+
+def test_choices(page):
+    before = page.drawn("#iterate")
+    page.click(page.find("#kind label:nth-of-type(3)"))
+    before = page.wait_for_change("#iterate", before, "another kind")
+    check("dot-product" in page.find("#emerge .chosen").text, "the chosen kind is not named")
+    page.click(page.find("#thumbs button:nth-of-type(2)"))
+    before = page.wait_for_change("#iterate", before, "another image")
+    Select(page.find("#view")).select_by_visible_text("synthetic 16x16")
+    before = page.wait_for_change("#iterate", before, "another data set")
+    Select(page.find("#view")).select_by_visible_text("CIFAR-10")
+    page.wait_for_change("#iterate", before, "the first data set")
+    page.find("#step").send_keys(Keys.END)
+    page.wait(lambda: page.script(CANVAS_SUM, "#iterate")[0] == page.script(CANVAS_SUM, "#original")[0], "guarded does not come back")
+    chart = page.drawn("#convergence")
+    Select(page.find("#variant")).select_by_visible_text("paper")
+    page.find("#step").send_keys(Keys.END)
+    page.wait(lambda: page.script(CANVAS_SUM, "#iterate")[0] != page.script(CANVAS_SUM, "#original")[0], "paper comes back")
+    page.wait_for_change("#convergence", chart, "another variant")
+    before = page.drawn("#iterate")
+    page.click(page.find("#solver label:nth-of-type(3)"))
+    page.find("#step").send_keys(Keys.END)
+    page.wait_for_change("#iterate", before, "another solver")
+    page.click(page.find(".score"))  # back to the first network
+    page.wait(lambda: "guarded, gaussian" in page.find("#emerge .chosen").text, "the matrix does not choose")
+
+
+def test_charts(page):
+    for chart in ("#convergence", "#constants", "#loss", "#largest"):
+        page.drawn(chart)
+    check(len(page.all("#convergence-facts li")) == 3, "there is not one line per solver")
+    page.wait(lambda: len(page.all("#errors canvas")) == 24, "there is not one error map per kind and image")
+    page.drawn("#errors canvas")
+
+
+def test_attention(page):
+    check(len(page.all("#maps canvas")) == 4, "there is not one map per kind")
+    before = page.drawn("#maps canvas")
+    box = page.find("#ask")
+    page.script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", box)
+    ActionChains(page.driver).move_to_element_with_offset(box, -box.size["width"] // 3, -box.size["height"] // 3).perform()
+    before = page.wait_for_change("#maps canvas", before, "pointing at a pixel")
+    text = page.find("#ask-caption").text
+    box.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    page.wait_for_change("#maps canvas", before, "an arrow key")
+    check(page.find("#ask-caption").text != text, "the caption does not follow the arrow keys")
+
+
+def test_looks(page):
+    light = page.script("return getComputedStyle(document.body).backgroundColor")
+    chart = page.drawn("#constants")
+    page.set_scheme("dark")
+    page.wait(lambda: page.script("return getComputedStyle(document.body).backgroundColor") != light, "dark mode changes nothing")
+    page.wait_for_change("#constants", chart, "dark mode")
+    page.set_scheme("light")
+    for width in (320, 360, 390, 768, 1280, 1920):
+        page.set_width(width)
+        page.wait(lambda: page.script("return innerWidth") == width, f"the window is not {width} wide")
+        wide = page.script("return document.documentElement.scrollWidth")
+        check(wide <= width, f"at {width} pixels the page is {wide} wide")
+
+
+def test_labels(page):
+    nameless = page.script("""
+      return [...document.querySelectorAll('button, input, select, canvas[role]')].filter((part) => part.offsetParent !== null && !(
+        part.getAttribute('aria-label') || part.textContent.trim() || (part.labels && part.labels.length))).map((part) => part.outerHTML);""")
+    check(not nameless, f"these have no name: {nameless}")
+    check(page.script("return document.querySelectorAll('[onclick],[onload],[onerror]').length") == 0, "there are inline handlers")
+
+
+def test_copy(page):
+    button = page.find(".copy")
+    page.click(button)
+    page.wait(lambda: button.text != "Copy", "the copy button does nothing")
+
+
+def main():
+    tool = sys.argv[1]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        run = Path(folder) / "run"
+        subprocess.run([tool, run, "small"], check=True)
+        page = Page(Path(folder) / "profile")
+        try:
+            page.set_scheme("light")
+            page.set_width(1280)
+            page.open(run / "report.html")
+            for test in (test_slider, test_play, test_charts, test_attention, test_choices, test_looks, test_labels, test_copy):
+                start = time.monotonic()
+                test(page)
+                page.check_quiet()
+                print(f"{test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
+            check(page.url in page.requests, "the log of requests does not hold the page itself: it cannot be trusted")
+            if len(sys.argv) > 2:
+                for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+                    page.set_scheme(scheme)
+                    page.set_width(width, mobile=width < 600)
+                    time.sleep(1)
+                    page.shoot(Path(sys.argv[2]) / f"report-{width}-{scheme}.png")
+        finally:
+            page.close()
+    print("the report works in a browser")
+
+
+if __name__ == "__main__":
+    main()

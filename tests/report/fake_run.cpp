@@ -1,0 +1,240 @@
+#include "tests/report/fake_run.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <utility>
+#include <nlohmann/json.hpp>
+
+#include "invattn/core/seed.h"
+#include "invattn/io/safetensors.h"
+
+namespace invattn::test {
+namespace {
+
+using nlohmann::ordered_json;
+
+at::Generator generator_of(const std::string& stream) { return at::detail::createCPUGenerator(derive_seed(7, stream)); }
+
+/// (K, 3, H, W) from 0 to 255: coloured discs before a gradient, with soft edges.
+at::Tensor smooth_images(const std::string& stream, std::int64_t count, std::int64_t height, std::int64_t width) {
+  const at::Tensor random = at::rand({count, 8, 6}, generator_of(stream));
+  const at::Tensor y = at::linspace(0, 1, height).reshape({height, 1});
+  const at::Tensor x = at::linspace(0, 1, width).reshape({1, width});
+  std::vector<at::Tensor> images;
+  for (std::int64_t k = 0; k < count; ++k) {
+    at::Tensor image = at::stack({0.3 + 0.5 * y + 0 * x, 0.5 + 0.2 * x + 0 * y, 0.8 - 0.4 * y + 0.1 * x});
+    for (std::int64_t disc = 0; disc < 8; ++disc) {
+      const auto value = [&](std::int64_t i) { return random[k][disc][i].item<double>(); };
+      const double radius = 0.08 + 0.25 * value(2);
+      const at::Tensor distance = ((x - value(0)).square() + (y - value(1)).square()).sqrt();
+      const at::Tensor cover = ((radius - distance) * 30).sigmoid();
+      const at::Tensor colour = random[k][disc].slice(0, 3, 6).reshape({3, 1, 1});
+      image = image * (1 - cover) + colour * cover * (0.85 + 0.3 * y);
+    }
+    images.push_back(image);
+  }
+  const at::Tensor grain = at::randn({count, 3, height, width}, generator_of(stream + " grain"));
+  return (at::stack(images) * 235 + 8 + 3 * grain).clamp(0, 255);
+}
+
+at::Tensor to_bytes(const at::Tensor& images) { return images.nan_to_num(0, 255, 0).clamp(0, 255).round().to(at::kByte); }
+
+struct Rates {
+  std::string solver;
+  double rate;         // of the residual per step
+  std::int64_t steps;  // until it is small
+};
+
+std::vector<Rates> rates_of(std::size_t kind, bool diverges) {
+  const double slow = 0.45 + 0.1 * static_cast<double>(kind);
+  if (diverges) return {{"fixed-point", 1.1, 100}, {"anderson", 0.97, 52}, {"newton-krylov", 0.9, 17}};
+  return {{"fixed-point", slow, static_cast<std::int64_t>(std::ceil(-14 / std::log(slow)))},
+          {"anderson", slow * slow, static_cast<std::int64_t>(std::ceil(-7 / std::log(slow)))},
+          {"newton-krylov", 0.03, 5}};
+}
+
+std::vector<std::int64_t> frame_steps(std::int64_t last, std::int64_t count) {
+  std::vector<std::int64_t> steps = {0};
+  for (std::int64_t i = 1; i < count; ++i) {
+    const auto step = static_cast<std::int64_t>(
+        std::lround(std::pow(static_cast<double>(last), static_cast<double>(i) / static_cast<double>(count - 1))));
+    if (step > steps.back()) steps.push_back(step);
+  }
+  return steps;
+}
+
+/// (K, P, P): near and similar positions are attended to.
+at::Tensor response_of(const at::Tensor& images, std::int64_t rows, std::int64_t columns, std::size_t kind) {
+  const at::Tensor small = at::adaptive_avg_pool2d(images / 255, {rows, columns}).flatten(2).transpose(1, 2);  // (K, P, 3)
+  const at::Tensor place =
+      at::stack({at::arange(rows).unsqueeze(1).expand({rows, columns}).reshape({-1}), at::arange(columns).repeat({rows})}, 1)
+          .to(at::kFloat);
+  const at::Tensor near = at::cdist(place, place).square() * (kind == 0 ? -0.02 : -0.004);
+  const at::Tensor alike = at::cdist(small, small).square() * (kind < 2 ? -12.0 : -4.0);
+  const at::Tensor weight = (near + alike).exp() + 0.05 * static_cast<double>(kind);
+  return to_bytes(weight / weight.amax(2, true) * 255);
+}
+
+void write_pictures(const std::filesystem::path& path, const FakeRun& run, const FakeView& view, std::size_t kind, bool paper) {
+  const at::Tensor images = smooth_images(view.dataset, run.images, view.height, view.width);
+  const at::Tensor originals = to_bytes(images);
+  const at::Tensor exact = originals.to(at::kFloat) + at::rand(originals.sizes(), generator_of(view.dataset + " noise"));
+  const at::Tensor push = 34 * at::randn(originals.sizes(), generator_of("push " + std::to_string(kind)));  // z - x
+  std::map<std::string, at::Tensor> tensors = {{"originals", originals}, {"input", exact}, {"latent", (exact + push) / 256 - 0.5}};
+  at::Tensor reconstruction;
+  for (const auto& [solver, rate, last] : rates_of(kind, paper)) {
+    const std::vector<std::int64_t> steps = frame_steps(last, run.frames);
+    std::vector<at::Tensor> frames;
+    std::vector<at::Tensor> residuals;
+    for (const std::int64_t step : steps) {
+      // Even images of a diverging network come back all the same.
+      std::vector<double> left(static_cast<std::size_t>(run.images));
+      for (std::size_t k = 0; k < left.size(); ++k) left[k] = std::pow(paper && k % 2 == 0 ? 0.5 : rate, static_cast<double>(step));
+      const at::Tensor share = at::tensor(left, at::kDouble);
+      reconstruction = exact + (push * share.reshape({-1, 1, 1, 1})).to(at::kFloat);
+      frames.push_back(to_bytes(reconstruction.floor()));
+      residuals.push_back(0.5 * share);
+    }
+    tensors["frames." + solver] = at::stack(frames);
+    tensors["frames." + solver + ".iterations"] = at::tensor(steps, at::kLong);
+    tensors["frames." + solver + ".residuals"] = at::stack(residuals);
+    if (solver == "anderson") tensors["reconstruction"] = reconstruction;
+  }
+  if (paper) tensors["reconstruction"][1] = std::nan("");
+  std::int64_t factor = 1;
+  while ((view.height / 2 / factor) * (view.width / 2 / factor) > 1024) ++factor;
+  const std::int64_t rows = view.height / 2 / factor;
+  const std::int64_t columns = view.width / 2 / factor;
+  tensors["response"] = response_of(images, rows, columns, kind);
+  tensors["response.grid"] = at::tensor({rows, columns}, at::kLong);
+  write_safetensors(path, tensors, {{"format", "invattn-pictures-1"}});
+}
+
+ordered_json histogram(double low, double high, std::int64_t images, const std::string& stream) {
+  constexpr std::int64_t kBins = 24;
+  const at::Tensor values = low + (high - low) * at::rand({images, 4}, generator_of(stream)).mean(1);
+  ordered_json edges = ordered_json::array();
+  for (std::int64_t i = 0; i <= kBins; ++i) edges.push_back(low + (high - low) * static_cast<double>(i) / kBins);
+  ordered_json counts = ordered_json::array();
+  const at::Tensor bins = at::histc(values, kBins, low, high);
+  for (std::int64_t i = 0; i < kBins; ++i) counts.push_back(static_cast<std::int64_t>(bins[i].item<float>()));
+  return {{"edges", edges}, {"counts", counts}};
+}
+
+ordered_json cell_json(const FakeView& view, const std::string& kind_name, std::size_t kind, const std::string& variant,
+                       std::int64_t seed) {
+  const bool paper = variant == "paper" || variant == "published-code";
+  const bool lost = variant == "paper" && kind == 2;  // its mean squared error is not finite
+  const bool known = paper || variant == "strict";
+  const double shift = 0.01 * static_cast<double>(seed);
+  const double v_score = paper ? 7.8 + 12 * static_cast<double>(kind) + static_cast<double>(seed) : 100.0;
+  const std::string policy = known ? variant : "guarded";
+  const auto maybe = [lost](double value) { return lost ? ordered_json() : ordered_json(value); };
+  ordered_json inverses = ordered_json::array();
+  for (const auto& [solver, rate, last] : rates_of(kind, paper)) {
+    ordered_json median = ordered_json::array();
+    ordered_json largest = ordered_json::array();
+    for (std::int64_t i = 0; i <= last; ++i) {
+      median.push_back(0.3 * std::pow(std::min(rate, 0.8), static_cast<double>(i)));
+      const double worst = 0.8 * std::pow(rate, static_cast<double>(i));
+      largest.push_back(worst < 1e4 ? ordered_json(worst) : ordered_json());
+    }
+    inverses.push_back({{"solver", solver},
+                        {"options", "tolerance=1e-06"},
+                        {"converged", paper ? 431 : 1000},
+                        {"failures", paper ? 569 : 0},
+                        {"mse", maybe(paper ? 812.5 : 3e-9)},
+                        {"ssim", maybe(paper ? 0.61 : 1.0)},
+                        {"v_score", v_score},
+                        {"iterations_max", last},
+                        {"evaluations", last + 1},
+                        {"residual_max", maybe(paper ? 3.0 : 9e-7)},
+                        {"seconds", 1.25},
+                        {"residual_median", median},
+                        {"residual_largest", largest}});
+  }
+  ordered_json loss = ordered_json::array();
+  ordered_json penalty = ordered_json::array();
+  ordered_json largest = ordered_json::array();
+  for (int epoch = 0; epoch < 100; ++epoch) {
+    loss.push_back(1.01 + 0.004 * static_cast<double>(kind) + 0.05 * std::exp(-epoch / 12.0) + 0.001 * std::sin(epoch * 1.7));
+    penalty.push_back(paper ? 0 : 0.001);
+    largest.push_back(paper ? 0 : 0.9 - 0.7 * std::exp(-epoch / 8.0));
+  }
+  const std::string size = std::to_string(view.height) + "x" + std::to_string(view.width);
+  std::string plain;
+  for (const char letter : variant) plain += std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '-';
+  return {{"id", view.dataset + "-" + size + "_" + kind_name + "_" + plain + "_" + std::to_string(seed)},
+          {"dataset", view.dataset},
+          {"height", view.height},
+          {"width", view.width},
+          {"kind", kind_name},
+          {"variant", variant},
+          {"policy", policy},
+          {"normalization", "columns"},
+          {"seed", seed},
+          {"loss", 1.01 + 0.004 * static_cast<double>(kind) + shift},
+          {"identity_loss", 1.06},
+          {"mse", maybe(paper ? 812.5 + 100 * shift : 3e-9 + 1e-7 * shift)},
+          {"ssim", maybe(paper ? 0.61 : 1.0)},
+          {"v_score", v_score},
+          {"lipschitz_max", paper ? 2.8 + static_cast<double>(kind) : 0.882},
+          {"iterations_max", paper ? 52 : 12 + static_cast<std::int64_t>(kind)},
+          {"failures", paper ? 569 : 0},
+          {"seconds", 61.5 + static_cast<double>(seed)},
+          {"solver", "anderson"},
+          {"train_images", 1000},
+          {"test_images", 1000},
+          {"epochs", 100},
+          {"parameters", 372},
+          {"certificate", {{"policy", policy}, {"basis", paper ? "nothing" : "measured"}, {"constant", paper ? 0.0 : 0.882}}},
+          {"certificate_text",
+           paper ? policy + ": nothing is known of these weights; g may have any constant"
+                 : policy + ": largest local constant of g 0.882, measured on 1000 samples (" + view.dataset + " training images)"},
+          {"options", {{"channels", 12}, {"kind", kind_name}, {"constant", 0.9}}},
+          {"inverses", inverses},
+          {"constants",
+           {{"train", histogram(paper ? 0.6 : 0.35, paper ? 3.0 : 0.882, 1000, "train " + kind_name)},
+            {"test", histogram(paper ? 0.5 : 0.3, paper ? 2.8 : 0.87, 1000, "test " + kind_name)}}},
+          {"curve", {{"loss", loss}, {"penalty", penalty}, {"largest", largest}}}};
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+}  // namespace
+
+void make_fake_run(const std::filesystem::path& folder, const FakeRun& run) {
+  std::filesystem::create_directories(folder);
+  ordered_json rows = ordered_json::array();
+  for (const FakeView& view : run.views) {
+    for (const std::string& variant : run.variants) {
+      for (std::size_t kind = 0; kind < run.kinds.size(); ++kind) {
+        for (std::int64_t seed = 0; seed < run.seeds; ++seed) {
+          ordered_json cell = cell_json(view, run.kinds[kind], kind, variant, seed);
+          const std::filesystem::path cell_folder = folder / "cells" / cell["id"].get<std::string>();
+          std::filesystem::create_directories(cell_folder);
+          write_text(cell_folder / "cell.json", cell.dump(1));
+          if (seed == 0 && run.images > 0) write_pictures(cell_folder / "pictures.safetensors", run, view, kind, variant == "paper");
+          cell.erase("constants");
+          cell.erase("curve");
+          for (auto& inverse : cell["inverses"]) {
+            inverse.erase("residual_median");
+            inverse.erase("residual_largest");
+          }
+          rows.push_back(std::move(cell));
+        }
+      }
+    }
+  }
+  const ordered_json made_with = {{"command", run.command}, {"invattn", "0.1.0"}, {"torch", "2.11"},
+                                  {"device", "cpu"},        {"threads", 2},       {"date", "2025-06-01 12:00:00"}};
+  write_text(folder / "results.json", ordered_json{{"finished", run.finished}, {"rows", rows}, {"made_with", made_with}}.dump(1));
+  write_text(folder / "config.toml", "# What a run was made with\nseeds = [0, 1]\nepochs = 100\n\n[guard]\nweight = 10.0\n");
+}
+
+}  // namespace invattn::test

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace invattn::test {
+
+struct FakeView {
+  std::string dataset;
+  std::int64_t height = 32;
+  std::int64_t width = 32;
+};
+
+/// What a run folder should hold. The variant names its policy; of `paper` the inverses diverge for some images.
+struct FakeRun {
+  std::vector<FakeView> views = {{"cifar10"}, {"synthetic", 16, 16}};
+  std::vector<std::string> kinds = {"gaussian", "embedded-gaussian", "dot-product", "concatenation"};
+  std::vector<std::string> variants = {"guarded", "paper"};
+  std::int64_t seeds = 2;
+  std::int64_t images = 6;
+  std::int64_t frames = 18;
+  bool finished = true;
+  std::string command = "invattn reconstruct --data cifar10:data/cifar10 --policy guarded paper --seed 0 1";
+};
+
+/// Writes a run folder as an experiment would leave it, made of smooth colour images and inverses that converge or do not.
+void make_fake_run(const std::filesystem::path& folder, const FakeRun& run);
+
+}  // namespace invattn::test
