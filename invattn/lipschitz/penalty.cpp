@@ -9,8 +9,7 @@
 
 namespace invattn {
 
-LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations)
-    : target_(target), iterations_(iterations), generator_(at::detail::createCPUGenerator(0)) {
+LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations) : target_(target), iterations_(iterations) {
   require(target > 0 && target < 1, "LocalConstantPenalty", "expected a target between 0 and 1, got ", target, ".");
   require(iterations > 0, "LocalConstantPenalty", "expected at least one iteration, got ", iterations, ".");
 }
@@ -23,7 +22,10 @@ at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, const at::
   if (needed > known) {
     auto shape = x.sizes().vec();
     shape[0] = needed - known;
-    const auto fresh = unit_samples(at::randn(shape, generator_, at::TensorOptions().dtype(at::kDouble)).to(x.options()));
+    // A generator of its own, so that the guard does not shift the random numbers of the training; made anew, so that there is no state
+    // of it to remember.
+    auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(known));
+    const auto fresh = unit_samples(at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(x.options()));
     vectors_ = fits ? at::cat({vectors_, fresh}) : fresh;
   }
   return vectors_.index_select(0, places);

@@ -1,7 +1,9 @@
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
 
 #include "invattn/ops/linearization.h"
 
@@ -23,14 +25,17 @@ class LocalConstantPenalty {
   /// The estimates L of the last call, (B), detached. Undefined before the first.
   const at::Tensor& constants() const { return constants_; }
 
+  /// The kept vectors, (places, ...), undefined before the first call: all there is to remember between two processes.
+  const at::Tensor& vectors() const { return vectors_; }
+  void restore(at::Tensor vectors) { vectors_ = std::move(vectors); }
+
  private:
   /// The kept vectors of these places, with new ones where there are none yet.
   at::Tensor vectors_at(const at::Tensor& places, const at::Tensor& x);
 
   double target_;
   int64_t iterations_;
-  at::Generator generator_;  // its own, so that the guard does not shift the random numbers of the training
-  at::Tensor vectors_;       // (places, ...), unit samples
+  at::Tensor vectors_;  // (places, ...), unit samples
   at::Tensor constants_;
 };
 

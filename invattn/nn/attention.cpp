@@ -51,6 +51,11 @@ void AttentionOptions::validate() const {
           response, ". Use elu+1, softplus or relu.");
   require(response != Response::kExponential || !uses_phi(kind), kOrigin, "expected phi to be elu+1, softplus, relu, elu or identity for ",
           kind, ", got exp. For exp use the kind embedded-gaussian.");
+  require(score_scale > 0 && std::isfinite(score_scale) && std::isfinite(score_shift), kOrigin,
+          "expected a positive score_scale and a finite score_shift, got ", score_scale, " and ", score_shift, ".");
+  require(kind == AttentionKind::kGaussian || (score_scale == 1 && score_shift == 0), kOrigin,
+          "expected score_scale and score_shift for the kind gaussian only, got ", score_scale, " and ", score_shift, " for ", kind,
+          ", whose query and key maps can do the same.");
   require(policy != Policy::kProduct, kOrigin,
           "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
   if (policy == Policy::kStrict) {
@@ -85,11 +90,20 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
       options.policy = Policy::kPaper;
       break;
     case AttentionPreset::kGuarded:
+      // Found by training each kind under the guard on three data sets (docs/choosing.md).
+      if (!uses_phi(kind)) options.normalization = Normalization::kBalanced;
+      if (kind != AttentionKind::kConcatenation) options.start = Start::kIdentity;
+      if (kind == AttentionKind::kGaussian) {
+        options.score_scale = 0.05;
+        options.score_shift = 2;
+      }
       break;
     case AttentionPreset::kStrict:
       options.policy = Policy::kStrict;
       options.normalization = Normalization::kBalanced;
-      options.response_constant = 0.1;  // the bound grows with the spread of the scores: small query and key maps leave more to W_L
+      // The bound grows with the spread of the scores: small query and key maps leave more to W_L.
+      options.response_constant = 0.1;
+      if (kind == AttentionKind::kGaussian) options.score_scale = 0.01;  // as query and key at 0.1 each
       break;
   }
   return options;
@@ -161,6 +175,30 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
   } else if (options_.output == OutputMap::kGate) {
     gate_ = register_parameter("gate", at::zeros({1}));
   }
+  if (options_.start == Start::kIdentity) start_as_identity();
+}
+
+/// With F_j about b_F, the sum over j leaves the row sums of the response map times b_F: a function of x_i alone. A key that is about
+/// constant makes it one of how bright position i is, which W_L can then take away from x_i. From random weights training finds this
+/// for some seeds only.
+void AttentionImpl::start_as_identity() {
+  at::NoGradGuard no_grad;
+  const auto channels = static_cast<double>(options_.channels);
+  if (has_embedding(options_.kind)) {
+    const auto width = static_cast<double>(key_->weight.size(0));
+    key_->weight.mul_(0.3);
+    query_->weight.mul_(0.3).add_(0.5 / std::sqrt(width * channels));
+    if (options_.bias) {
+      key_->bias.fill_(1 / std::sqrt(width));
+      query_->bias.zero_();
+    }
+  }
+  value_->weight.copy_(0.9 * at::eye(options_.channels));
+  if (options_.bias) value_->bias.fill_((options_.kind == AttentionKind::kGaussian ? 3 : 2) / std::sqrt(channels));
+  if (options_.output == OutputMap::kLinear) {
+    output_->weight.zero_();
+    if (options_.bias) output_->bias.zero_();
+  }
 }
 
 void AttentionImpl::check(const at::Tensor& x, const char* origin) const {
@@ -196,6 +234,13 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
   if (has_embedding(options_.kind)) {
     result.query = {query_->constrained_weight(), query_->bias};
     result.key = {key_->constrained_weight(), key_->bias};
+  }
+  if (options_.score_scale != 1 || options_.score_shift != 0) {
+    const auto options = value_->weight.options();
+    const auto shift = at::full({options_.channels}, options_.score_shift, options);
+    const auto identity = at::eye(options_.channels, options);
+    result.query = {options_.score_scale * identity, options_.score_scale * shift};
+    result.key = {identity, shift};
   }
   if (options_.kind == AttentionKind::kConcatenation) {
     // W_3 [W_1 x_i, W_2 x_j] is a number per x_i plus a number per x_j.
@@ -237,6 +282,23 @@ at::Tensor AttentionImpl::response(const at::Tensor& x) {
   auto positions = x.flatten(2);
   if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
   return response_map(maps(positions.size(2)).inputs(positions), options_.map());
+}
+
+at::Tensor AttentionImpl::response(const at::Tensor& x, int64_t factor) {
+  require(factor > 0, "Attention", "expected cells of 1 or more positions, got ", factor, ".");
+  if (factor == 1) return response(x);
+  check(x, "Attention");
+  const auto cells_of = [&x, factor](int64_t size) { return at::arange(size, x.options().dtype(at::kLong)).div(factor, "floor"); };
+  const auto columns = (x.size(3) + factor - 1) / factor;
+  const auto cells = (cells_of(x.size(2)).unsqueeze(1) * columns + cells_of(x.size(3))).flatten();  // (N): the cell of each position
+  const auto count = ((x.size(2) + factor - 1) / factor) * columns;
+  const auto member = at::one_hot(cells, count).to(x.scalar_type()).t();  // (P, N)
+  auto positions = x.flatten(2);
+  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
+  auto inputs = maps(positions.size(2)).inputs(positions);
+  inputs.value = member.unsqueeze(0).expand({x.size(0), -1, -1});
+  const auto taken = response_attention(inputs, options_.map());                                          // (B, P from, N)
+  return at::matmul(taken, (member / member.sum(1, /*keepdim=*/true)).t()).transpose(1, 2).contiguous();  // (B, P, P from)
 }
 
 /// J at a point: the three 1x1 maps, the closed form of the attention, W_L.

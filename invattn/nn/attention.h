@@ -35,6 +35,12 @@ enum class OutputMap {
   kNone,    ///< nothing, as in the paper's plain attention
 };
 
+/// What the weights are before training.
+enum class Start {
+  kUniform,   ///< as torch's convolutions begin
+  kIdentity,  ///< W_L = 0, so that the block begins as the identity; F close to it; query and key that tell bright from dark positions
+};
+
 /// What a strict branch does with inputs outside the domain of its bound.
 enum class Outside {
   kReport,  ///< computes them all the same; inverse reports count them
@@ -60,6 +66,12 @@ struct EnumNames<OutputMap> {
 };
 
 template <>
+struct EnumNames<Start> {
+  static constexpr std::string_view kWhat = "a start";
+  static constexpr std::array<std::pair<Start, std::string_view>, 2> kNames{{{Start::kUniform, "uniform"}, {Start::kIdentity, "identity"}}};
+};
+
+template <>
 struct EnumNames<Outside> {
   static constexpr std::string_view kWhat = "a way to treat inputs outside the domain";
   static constexpr std::array<std::pair<Outside, std::string_view>, 3> kNames{
@@ -76,7 +88,10 @@ struct AttentionOptions {
   double value_constant = 0.9;                            ///< c of F; 0: unconstrained
   double output_constant = 0.9;                           ///< c of W_L; 0: unconstrained
   double response_constant = 0.0;                         ///< c of W_1, W_2 and W_3 (appendix, technique 5); 0: unconstrained
+  double score_scale = 1.0;                               ///< Gaussian: exp(scale (x_i + shift) . (x_j + shift)); 1 and 0 in the paper
+  double score_shift = 0.0;                               ///< the same in every channel; docs/math.md says what it is for
   OutputMap output = OutputMap::kLinear;                  ///< what stands after the weighted sum
+  Start start = Start::kUniform;                          ///< the weights before training
   bool bias = true;                                       ///< biases of the 1x1 maps
   Policy policy = Policy::kGuarded;                       ///< how g is kept under constant 1
   double constant = 0.9;                                  ///< the constant that guarded and strict hold g under
@@ -94,7 +109,10 @@ struct AttentionOptions {
     field("value_constant", self.value_constant, "Lipschitz constant of F; 0: unconstrained");
     field("output_constant", self.output_constant, "Lipschitz constant of W_L; 0: unconstrained");
     field("response_constant", self.response_constant, "Lipschitz constant of W_1, W_2 and W_3; 0: unconstrained");
+    field("score_scale", self.score_scale, "Gaussian: exp(scale (x_i + shift) . (x_j + shift)); 1 in the paper");
+    field("score_shift", self.score_shift, "Gaussian: the shift of every channel; 0 in the paper");
     field("output", self.output, "what stands after the weighted sum");
+    field("start", self.start, "the weights before training");
     field("bias", self.bias, "biases of the 1x1 maps");
     field("policy", self.policy, "how g is kept under constant 1");
     field("constant", self.constant, "the constant that the policies guarded and strict hold g under");
@@ -114,7 +132,7 @@ enum class AttentionPreset {
   kPlain,          ///< the paper's table 1, upper half: ordinary attention, not invertible
   kPaper,          ///< the paper's text: columns, phi >= 0, F and W_L at 0.9
   kPublishedCode,  ///< the paper's code: rows, mass 1/1.5, phi = ELU, query and key at 0.9; Gaussian with a gate
-  kGuarded,        ///< the defaults
+  kGuarded,        ///< guarded, with the normalisation and the start that train best for the kind (docs/choosing.md)
   kStrict,         ///< balanced normalisation, query and key constrained, and a proved bound
 };
 
@@ -168,6 +186,10 @@ class AttentionImpl : public BranchImpl {
   /// R(x), (B, N, N): how much each position takes from each.
   at::Tensor response(const at::Tensor& x);
 
+  /// The same between cells of `factor` x `factor` positions, (B, P, P): how much of what a cell's positions take, on average, comes from
+  /// each cell. The whole map is never in memory, so that large images can be looked at.
+  at::Tensor response(const at::Tensor& x, int64_t factor);
+
   /// The terms of the bound on the constant of A over the domain of `options().radius`, at N positions.
   AttentionBound bound(int64_t positions) const;
 
@@ -189,6 +211,7 @@ class AttentionImpl : public BranchImpl {
   };
   class PointLinearization;
 
+  void start_as_identity();
   void check(const at::Tensor& x, const char* origin) const;
   Maps maps(int64_t positions) const;
   MapNorms norms(const Affine& map) const;

@@ -92,40 +92,58 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
   at::NoGradGuard no_grad;
   after_step();
 
-  std::vector<double> largest(guarded_.size());
-  std::vector<int64_t> samples(guarded_.size());
+  constants_.resize(guarded_.size());
   const auto measure_from = [&](std::size_t first) {
-    std::fill(largest.begin() + static_cast<std::ptrdiff_t>(first), largest.end(), 0.0);
-    std::fill(samples.begin() + static_cast<std::ptrdiff_t>(first), samples.end(), 0);
+    std::vector<std::vector<at::Tensor>> measured(guarded_.size());
     for (const auto& batch : batches) {
       forward(batch);
       for (std::size_t i = first; i < guarded_.size(); ++i) {
         const auto& x = guarded_[i].block->recorded();
         require(x.defined(), "Guard", "expected `forward` to run every guarded block, got one it did not reach.");
         const auto linearization = guarded_[i].block->branch().freeze(x).linearize(x);
-        const auto constants = local_constants(*linearization, x, options_.measure);
-        largest[i] = std::max(largest[i], constants.largest());
-        samples[i] += x.size(0);
+        measured[i].push_back(local_constants(*linearization, x, options_.measure).constants);
       }
     }
+    for (std::size_t i = first; i < guarded_.size(); ++i) constants_[i] = at::cat(measured[i]);
   };
   measure_from(0);
   // Scaling a block changes what the blocks behind it are given: those are measured again.
   std::vector<Certificate> certificates;
   for (std::size_t i = 0; i < guarded_.size(); ++i) {
     auto& [block, constant, penalty] = guarded_[i];
-    Certificate certificate{.policy = Policy::kGuarded, .basis = Basis::kMeasured, .data = data, .samples = samples[i]};
+    Certificate certificate{.policy = Policy::kGuarded, .basis = Basis::kMeasured, .data = data, .samples = constants_[i].numel()};
+    const double largest = certificate.samples > 0 ? constants_[i].max().item<double>() : 0.0;
     const double room = constant / options_.margin;
-    if (largest[i] > room) {
-      certificate.scale = room / largest[i];
+    if (largest > room) {
+      certificate.scale = room / largest;
       block->branch().scale(certificate.scale);
+      constants_[i] *= certificate.scale;
       if (i + 1 < guarded_.size()) measure_from(i + 1);
     }
-    certificate.constant = largest[i] * certificate.scale;
+    certificate.constant = largest * certificate.scale;
     block->certify(certificate);
     certificates.push_back(block->measured());
   }
   return certificates;
+}
+
+std::map<std::string, at::Tensor> Guard::state() const {
+  std::map<std::string, at::Tensor> state{{"step", at::scalar_tensor(step_, at::kLong)}};
+  for (std::size_t i = 0; i < guarded_.size(); ++i) {
+    if (guarded_[i].penalty.vectors().defined()) state.emplace("vectors." + std::to_string(i), guarded_[i].penalty.vectors());
+  }
+  return state;
+}
+
+void Guard::restore(const std::map<std::string, at::Tensor>& state) {
+  const auto step = state.find("step");
+  require(step != state.end() && step->second.numel() == 1 && step->second.scalar_type() == at::kLong, "Guard",
+          "expected the state of a guard with its 'step', got none.");
+  step_ = step->second.item<int64_t>();
+  for (std::size_t i = 0; i < guarded_.size(); ++i) {
+    const auto vectors = state.find("vectors." + std::to_string(i));
+    if (vectors != state.end()) guarded_[i].penalty.restore(vectors->second.to(guarded_[i].block->parameters().front().device()));
+  }
 }
 
 }  // namespace invattn

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,13 @@ class Guard {
   std::vector<Certificate> finish(const std::function<void(const at::Tensor&)>& forward, const std::vector<at::Tensor>& batches,
                                   const std::string& data);
 
+  /// The local constants that `finish` measured, per guarded block (samples) float64, after its scaling.
+  const std::vector<at::Tensor>& constants() const { return constants_; }
+
+  /// What the guard has to remember between two processes for a training to go on to the same bits.
+  std::map<std::string, at::Tensor> state() const;
+  void restore(const std::map<std::string, at::Tensor>& state);
+
  private:
   struct Guarded {
     InvertibleResidualImpl* block;
@@ -83,6 +91,7 @@ class Guard {
   std::vector<Guarded> guarded_;
   int64_t step_ = 0;
   double last_largest_ = 0;
+  std::vector<at::Tensor> constants_;
 };
 
 }  // namespace invattn

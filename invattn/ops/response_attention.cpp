@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "invattn/core/error.h"
 #include "invattn/ops/response_attention_reference.h"
 
@@ -26,13 +28,15 @@ void check(const AttentionInputs& inputs, const ResponseMap& map, const char* or
   require(query.size(2) > 0, origin, "expected at least one position, got N = 0.");
 }
 
+int64_t block_pairs(const AttentionInputs& inputs) { return inputs.query.is_cuda() ? kDeviceBlockPairs : kBlockPairs; }
+
 }  // namespace
 
 // The seam: the one place where faster kernels are chosen over the reference.
 
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "response_attention");
-  return reference::response_attention(inputs, map, kBlockPairs, kKeptPairs);
+  return reference::response_attention(inputs, map, block_pairs(inputs), std::max(kKeptPairs, block_pairs(inputs)));
 }
 
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
@@ -42,7 +46,7 @@ at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
 
 std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "linearize_response_attention");
-  return reference::linearize_response_attention(inputs, map, kBlockPairs);
+  return reference::linearize_response_attention(inputs, map, block_pairs(inputs));
 }
 
 }  // namespace invattn

@@ -17,8 +17,8 @@ struct AttentionInputs {
 
 /// A_i = sum_j R_ij F_j with R the normalised response map (Eq. 2 of the paper): (B, V, N).
 ///
-/// Differentiable to every order in query, key and value. It is worked on in blocks of kBlockPairs pairs, and beyond kKeptPairs the
-/// map is never whole in memory: the blocks are computed again in the backward pass.
+/// Differentiable to every order in query, key and value. It is worked on in blocks of kBlockPairs pairs (kDeviceBlockPairs on a
+/// GPU), and beyond kKeptPairs, or one block, the map is never whole in memory: the blocks are computed again in the backward pass.
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map);
 
 /// The response map itself, (B, N, N), for looking at: R_ij is how much position i takes from position j.
@@ -41,6 +41,9 @@ std::unique_ptr<AttentionLinearization> linearize_response_attention(const Atten
 
 /// How many pairs (i, j), over all samples, are worked on at once: as much as a core's cache holds.
 inline constexpr int64_t kBlockPairs = int64_t{1} << 19;
+
+/// The same on a GPU, where a block has to be worth its launches.
+inline constexpr int64_t kDeviceBlockPairs = int64_t{1} << 24;
 
 /// Up to this many pairs the whole map is kept for the backward pass; beyond, each block is computed again.
 inline constexpr int64_t kKeptPairs = int64_t{1} << 22;

@@ -56,6 +56,16 @@ std::vector<BijectionCase> attention_cases() {
   for (const auto kind : {AttentionKind::kGaussian, AttentionKind::kEmbeddedGaussian}) {
     add(word(to_string(kind)) + "_published_code", attention_preset(AttentionPreset::kPublishedCode, kind, 4), shape);
   }
+  for (const auto policy : {Policy::kGuarded, Policy::kStrict}) {
+    add("gaussian_shifted_" + word(to_string(policy)),
+        {.channels = 4,
+         .kind = AttentionKind::kGaussian,
+         .normalization = Normalization::kBalanced,
+         .score_scale = 0.3,
+         .score_shift = 1.5,
+         .policy = policy},
+        shape);
+  }
   add("constrained_query_and_key", {.channels = 4, .kind = AttentionKind::kConcatenation, .bottleneck = 1, .response_constant = 0.3},
       shape);
   return cases;

@@ -134,6 +134,63 @@ TEST(AttentionTable, PublishedCodeIsItsOwn) {
   }
 }
 
+TEST(AttentionResponse, BetweenCellsIsTheMapAddedUpAndAveraged) {
+  const auto x = random({2, 4, 5, 6}, 3);  // cells of 2 x 2 leave a rest
+  for (const auto kind : kKinds) {
+    Attention attention(AttentionOptions{.channels = 4, .kind = kind});
+    attention->to(at::kDouble);
+    const at::NoGradGuard no_grad;
+    const auto whole = attention->response(x).view({2, 5, 6, 5, 6});
+    const auto cells = attention->response(x, 2);
+    ASSERT_EQ(cells.sizes(), at::IntArrayRef({2, 9, 9}));
+    for (int64_t to = 0; to < 9; ++to) {
+      for (int64_t from = 0; from < 9; ++from) {
+        const auto part = whole.slice(1, to / 3 * 2, to / 3 * 2 + 2).slice(2, to % 3 * 2, to % 3 * 2 + 2);
+        const auto taken = part.slice(3, from / 3 * 2, from / 3 * 2 + 2).slice(4, from % 3 * 2, from % 3 * 2 + 2);
+        EXPECT_LT(max_difference(cells.select(1, to).select(1, from), taken.sum({3, 4}).mean({1, 2})), 1e-12);
+      }
+    }
+    EXPECT_TRUE(at::equal(attention->response(x, 1), attention->response(x)));
+    EXPECT_THROW(attention->response(x, 0), Error);
+  }
+}
+
+TEST(AttentionScore, ScaleAndShiftAreThoseOfTheInputInTheGaussian) {
+  Attention shifted(AttentionOptions{.channels = 4, .kind = AttentionKind::kGaussian, .score_scale = 0.25, .score_shift = 1.5});
+  Attention plain(AttentionOptions{.channels = 4, .kind = AttentionKind::kGaussian});
+  shifted->to(at::kDouble);
+  plain->to(at::kDouble);
+  const auto x = random({2, 4, 3, 3}, 5);
+  const at::NoGradGuard no_grad;
+  EXPECT_LT(max_difference(shifted->response(x), plain->response(0.5 * (x + 1.5))), 1e-12) << "exp(0.25 a.b) = exp((a/2).(b/2))";
+  EXPECT_GT(max_difference(shifted->response(x), plain->response(x)), 1e-3);
+}
+
+TEST(AttentionStart, TheIdentityIsLeftByTraining) {
+  for (const auto kind : kKinds) {
+    Attention attention(AttentionOptions{.channels = 8, .kind = kind, .start = Start::kIdentity});
+    const auto x = random({2, 8, 3, 3}, 5, at::kFloat);
+    const auto y = attention->forward(x);
+    EXPECT_EQ(y.abs().max().item<double>(), 0) << kind;
+    (y - 1).square().sum().backward();
+    const auto parameters = attention->named_parameters();
+    EXPECT_GT(parameters["output.weight"].grad().abs().max().item<double>(), 1e-3) << kind;
+  }
+}
+
+TEST(AttentionStart, TheQueryAndKeyOfTheIdentityTellBrightFromDark) {
+  for (const auto kind : {AttentionKind::kEmbeddedGaussian, AttentionKind::kDotProduct}) {
+    at::manual_seed(8);
+    Attention attention(attention_preset(AttentionPreset::kGuarded, kind, 12));
+    auto x = random({1, 12, 2, 4}, 5, at::kFloat) * 0.05;
+    x.select(2, 0) += 0.4;  // the upper row is bright, the lower one dark
+    x.select(2, 1) -= 0.4;
+    const at::NoGradGuard no_grad;
+    const auto taken = attention->response(x).sum(2).view({2, 4});  // row sums
+    EXPECT_GT(taken[0].min().item<double>(), 1.2 * taken[1].max().item<double>()) << kind;
+  }
+}
+
 TEST(AttentionConstraints, ForwardUsesConstrainedMapsAndProjectStoresThem) {
   at::manual_seed(4);
   AttentionOptions options{.channels = 6, .kind = AttentionKind::kEmbeddedGaussian, .response_constant = 0.5};
@@ -253,6 +310,8 @@ TEST(AttentionOptionsErrors, AreNamed) {
   contains({.channels = 4, .normalization = Normalization::kBalanced, .phi = Response::kElu}, "without sign");
   contains({.channels = 4, .phi = Response::kExponential}, "embedded-gaussian");
   contains({.channels = 4, .policy = Policy::kProduct}, "convolutions");
+  contains({.channels = 4, .kind = AttentionKind::kGaussian, .score_scale = 0}, "score_scale");
+  contains({.channels = 4, .score_shift = 1}, "gaussian only");
   contains({.channels = 4, .phi = Response::kRelu, .policy = Policy::kStrict}, "relative slope");
   contains({.channels = 4, .output = OutputMap::kNone, .policy = Policy::kStrict}, "W_L");
 }

@@ -159,6 +159,8 @@ TEST(Guard, SeveralBlocksAreMeasuredOnWhatTheyAreGiven) {
     EXPECT_LE(exact, 0.9);
     EXPECT_NEAR(certificates[index - 1].constant, exact, 0.02 * exact);
     EXPECT_EQ(certificates[index - 1].samples, 8);
+    ASSERT_EQ(guard.constants()[index - 1].numel(), 8);
+    EXPECT_DOUBLE_EQ(guard.constants()[index - 1].max().item<double>(), certificates[index - 1].constant);
   }
 }
 
