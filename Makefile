@@ -18,8 +18,8 @@ build: setup ## build the tool, build/invattn, and the library
 	@$(CONFIGURE) >/dev/null
 	@$(BUILD) --target invattn_tool
 
-demo: build ## train the four kinds of attention on made images, invert them, print the table (under a minute)
-	@build/invattn demo
+demo: build ## train the four kinds of attention on made images, invert them, print the table, write a report (under a minute)
+	@build/invattn reconstruct
 
 doctor: build ## what this build and machine can do, and what is missing
 	@build/invattn doctor

@@ -22,9 +22,10 @@ ROOMS = {
     "solver": {"core"},
     "logdet": {"core", "ops"},
     "nn": {"core", "io", "ops", "lipschitz", "solver", "logdet"},
-    "data": {"core"},
+    "data": {"core", "io"},
     "metrics": {"core"},
-    "config": {"core", "io", "nn", "lipschitz", "solver", "logdet"},
+    "config": {"core", "io"},
+    "report": {"core", "io"},
     "train": {"core", "io", "ops", "lipschitz", "solver", "logdet", "nn", "data", "metrics", "config"},
     "experiments": ALL,
 }

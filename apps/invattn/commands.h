@@ -18,8 +18,9 @@ struct Example {
 CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string& description, const std::vector<Example>& examples);
 
 // One file per subcommand.
-void add_demo(CLI::App& tool);
 void add_doctor(CLI::App& tool);
 void add_info(CLI::App& tool);
+void add_reconstruct(CLI::App& tool);
+void add_report(CLI::App& tool);
 
 }  // namespace invattn::tool

@@ -15,6 +15,10 @@
 #include <system_error>
 #include <thread>
 
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include "invattn/core/error.h"
+
 namespace invattn::tool {
 namespace {
 
@@ -95,6 +99,31 @@ std::string loaded_library(const std::string& name) {
   std::error_code ignored;
   const std::filesystem::path canonical = std::filesystem::canonical(file, ignored);
   return canonical.empty() ? file : canonical.string();
+}
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text;
+  for (std::string word; std::getline(file, word, '\0');) {
+    if (text.empty()) {
+      text = std::filesystem::path(word).filename();
+      continue;
+    }
+    const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$`!*?[]{}()<>|&;#~") == std::string::npos;
+    if (!plain) {
+      for (std::size_t at = 0; (at = word.find('\'', at)) != std::string::npos; at += 4) word.replace(at, 1, "'\\''");
+      word = "'" + word + "'";
+    }
+    text += " " + word;
+  }
+  return text;
+}
+
+at::Device device_named(const std::string& name, const std::string& origin) {
+  const bool usable = at::detail::getCUDAHooks().getNumGPUs() > 0;  // 0 without CUDA, without a driver and without a GPU
+  require(name == "auto" || name == "cpu" || name == "cuda", origin, "expected the device auto, cpu or cuda, got '", name, "'.");
+  require(name != "cuda" || usable, origin, "expected a GPU that torch can use, got none. `invattn doctor` says what is missing.");
+  return {name == "cpu" || !usable ? at::kCPU : at::kCUDA};
 }
 
 }  // namespace invattn::tool

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,5 +29,11 @@ std::string find_program(const std::string& name);
 
 /// The file from which the running process has loaded a shared library; empty where it has not.
 std::string loaded_library(const std::string& name);
+
+/// The command this process was started with, as one would type it.
+std::string command_line();
+
+/// cpu, cuda, or for auto a GPU where one can be used. A usage error of `origin` for other names, and for cuda where there is none.
+at::Device device_named(const std::string& name, const std::string& origin);
 
 }  // namespace invattn::tool

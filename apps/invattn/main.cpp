@@ -29,6 +29,7 @@ constexpr const char* kExitCodes =
     "  2  wrong usage: an argument, an option or a configuration\n"
     "  3  a solver did not converge\n"
     "  4  a file or data set is missing or bad\n"
+    "  130  stopped by Ctrl-C, everything saved\n"
     "\n`invattn SUBCOMMAND --help` explains one subcommand.";
 
 std::vector<std::string> subcommand_names(const CLI::App& tool) {
@@ -90,7 +91,8 @@ int main(int argc, char** argv) {
     tool.set_version_flag("--version", std::string("invattn ") + invattn::kVersion + " (torch " + invattn::kTorchVersion +
                                            (invattn::kBuiltWithCuda ? ", CUDA)" : ", CPU only)"));
     tool.footer("Examples:\n");
-    invattn::tool::add_demo(tool);
+    invattn::tool::add_reconstruct(tool);
+    invattn::tool::add_report(tool);
     invattn::tool::add_info(tool);
     invattn::tool::add_doctor(tool);
     tool.footer(tool.get_footer() + kExitCodes);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,36 +53,51 @@ inline std::vector<char*> c_strings(std::vector<std::string>& words) {
   return pointers;
 }
 
-/// Runs the built tool with these arguments and this folder as its working one, and waits for it. `settings` are "NAME=value" lines
-/// put before the environment of the test.
+/// The built tool with these arguments and this folder as its working one, running. `settings` are "NAME=value" lines put before the
+/// environment of the test.
+class ToolProcess {
+ public:
+  explicit ToolProcess(const std::vector<std::string>& arguments, const std::vector<std::string>& settings = {},
+                       const std::string& folder = "/") {
+    std::vector<std::string> words = {INVATTN_TOOL};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<std::string> lines = settings;
+    for (char** line = environ; *line != nullptr; ++line) lines.emplace_back(*line);
+    std::vector<char*> argv = c_strings(words);
+    std::vector<char*> environment = c_strings(lines);
+
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out_.name().c_str(), O_WRONLY | O_TRUNC, 0);
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err_.name().c_str(), O_WRONLY | O_TRUNC, 0);
+    posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
+    const int problem = posix_spawn(&child_, argv[0], &actions, nullptr, argv.data(), environment.data());
+    posix_spawn_file_actions_destroy(&actions);
+    if (problem != 0) throw std::runtime_error(std::string("cannot run ") + INVATTN_TOOL + ", error " + std::to_string(problem));
+  }
+
+  void send(int signal) const { kill(child_, signal); }
+
+  ToolResult wait() const {
+    int status = 0;
+    while (waitpid(child_, &status, 0) < 0) {
+      if (errno != EINTR) throw std::runtime_error("cannot wait for the tool");
+    }
+    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = out_.text(), .err = err_.text()};
+  }
+
+ private:
+  // By files, not pipes: the tool may write as much as it likes to either stream while nobody reads.
+  TemporaryFile out_;
+  TemporaryFile err_;
+  pid_t child_ = 0;
+};
+
+/// Runs the tool and waits for it.
 inline ToolResult run_tool(const std::vector<std::string>& arguments, const std::vector<std::string>& settings = {},
                            const std::string& folder = "/") {
-  // By files, not pipes: the tool may write as much as it likes to either stream while nobody reads.
-  const TemporaryFile out;
-  const TemporaryFile err;
-  std::vector<std::string> words = {INVATTN_TOOL};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<std::string> lines = settings;
-  for (char** line = environ; *line != nullptr; ++line) lines.emplace_back(*line);
-  std::vector<char*> argv = c_strings(words);
-  std::vector<char*> environment = c_strings(lines);
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.name().c_str(), O_WRONLY | O_TRUNC, 0);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err.name().c_str(), O_WRONLY | O_TRUNC, 0);
-  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  pid_t child = 0;
-  const int problem = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (problem != 0) throw std::runtime_error(std::string("cannot run ") + INVATTN_TOOL + ", error " + std::to_string(problem));
-
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) throw std::runtime_error("cannot wait for the tool");
-  }
-  return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = out.text(), .err = err.text()};
+  return ToolProcess(arguments, settings, folder).wait();
 }
 
 }  // namespace invattn::test

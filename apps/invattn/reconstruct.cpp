@@ -1,0 +1,147 @@
+#include <cstdint>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <embedded_configs.h>
+
+#include "commands.h"
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/names.h"
+#include "invattn/experiments/reconstruction.h"
+#include "invattn/experiments/reconstruction_options.h"
+#include "invattn/nn/attention.h"
+#include "invattn/train/interrupt.h"
+#include "machine.h"
+
+namespace invattn::tool {
+namespace {
+
+constexpr int kInterrupted = 130;  // as shells count a Ctrl-C
+
+struct ReconstructArguments {
+  std::string config;
+  std::vector<std::string> data;
+  std::vector<std::string> kinds;
+  std::vector<std::string> policies;
+  std::vector<int64_t> seeds;
+  std::vector<std::string> assignments;
+  std::filesystem::path out;
+  std::string device = "auto";
+  int64_t threads = 0;
+  bool resume = false;
+  bool json = false;
+  bool print_config = false;
+  bool keys = false;
+
+  /// Nothing was said about what to do.
+  bool empty() const { return config.empty() && data.empty() && !resume; }
+};
+
+/// From the general to the particular: a configuration, then the options that have names of their own, then --set.
+ReconstructionOptions resolve(const ReconstructArguments& arguments) {
+  ReconstructionOptions options;
+  if (arguments.resume) {
+    read_toml_file(options, arguments.out / "config.toml");
+  } else if (!arguments.config.empty()) {
+    read_toml_file(options, arguments.config);
+  } else if (arguments.empty()) {
+    read_toml(options, kDemoConfig, "the embedded demo.toml");
+  }
+  if (!arguments.data.empty()) options.data = arguments.data;
+  if (!arguments.seeds.empty()) options.seeds = arguments.seeds;
+  if (!arguments.kinds.empty()) {
+    options.kinds.clear();
+    for (const std::string& name : arguments.kinds) options.kinds.push_back(parse_name<AttentionKind>(name, "reconstruct"));
+  }
+  if (!arguments.policies.empty()) {
+    options.variants.clear();
+    for (const std::string& name : arguments.policies)
+      options.variants.push_back({.preset = parse_name<AttentionPreset>(name, "reconstruct")});
+  }
+  set_fields(options, arguments.assignments);
+  return options;
+}
+
+std::filesystem::path fresh_folder() {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  std::string name(32, '\0');
+  name.resize(std::strftime(name.data(), name.size(), "reconstruct-%Y%m%d-%H%M%S", &parts));
+  return std::filesystem::path("runs") / name;
+}
+
+void reconstruct(ReconstructArguments arguments, const std::string& command) {
+  if (arguments.keys) {
+    std::cout << field_reference<ReconstructionOptions>();
+    return;
+  }
+  require(!arguments.resume || !arguments.out.empty(), "reconstruct",
+          "expected the folder of the run to resume, got none. Name it by --out.");
+  const ReconstructionOptions options = resolve(arguments);
+  if (arguments.print_config) {
+    std::cout << write_toml(options);
+    return;
+  }
+  // The tensors of the embedded default are too small to be worth sharing, and threads that wait for a busy core cost minutes.
+  if (arguments.threads == 0 && arguments.empty()) arguments.threads = 1;
+  if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
+  if (arguments.out.empty()) arguments.out = fresh_folder();
+  try {
+    const ReconstructionOutcome outcome = run_reconstruction(
+        options,
+        {.folder = arguments.out, .device = device_named(arguments.device, "reconstruct"), .resume = arguments.resume, .command = command});
+    if (arguments.json) {
+      std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
+    } else {
+      std::cout << "\n" << outcome.table << "\nReport: " << outcome.report.string() << std::endl;
+    }
+    if (!outcome.unfulfilled.empty()) {
+      std::string list;
+      for (const std::string& cell : outcome.unfulfilled) list += "\n  " + cell;
+      fail(ErrorKind::kNotConverged, "reconstruct", "expected every guarded and strict block to be undone on every test image, got", list,
+           "\nTry more training images, a smaller guard.target, or a tighter tolerance.");
+    }
+  } catch (const Interrupted&) {
+    std::cerr << "\nStopped; everything is saved. Continue with: invattn reconstruct --resume --out " << arguments.out.string()
+              << std::endl;
+    throw CLI::RuntimeError(kInterrupted);
+  }
+}
+
+}  // namespace
+
+void add_reconstruct(CLI::App& tool) {
+  CLI::App* command =
+      add_command(tool, "reconstruct", "Train attention blocks on images, undo them on others, write tables, figures and a report",
+                  {{"invattn reconstruct", "made images, half a minute: what to expect"},
+                   {"invattn reconstruct --data cifar10:DIR", "the paper's experiment on real images"},
+                   {"invattn reconstruct --config FILE", "as configs/reconstruction/small.toml says"},
+                   {"invattn reconstruct --resume --out RUN", "go on with a run that was stopped"}});
+  auto arguments = std::make_shared<ReconstructArguments>();
+  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
+  command->add_option("--data", arguments->data, "Data sets: synthetic, cifar10:PATH, svhn:PATH, celeba:PATH")->take_all();
+  command->add_option("--kind", arguments->kinds, "Kinds of attention (default: all four)");
+  command->add_option("--policy", arguments->policies, "Presets: guarded, strict, paper, published-code (default: guarded)");
+  command->add_option("--seed", arguments->seeds, "Seeds (default: 0 1 2)");
+  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example guard.weight=20")
+      ->take_all();
+  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
+  command->add_option("--device", arguments->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_option("--threads", arguments->threads, "CPU threads (default: all cores; 1 for the embedded default)")
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--resume", arguments->resume, "Go on with the run in --out");
+  command->add_flag("--json", arguments->json, "Print results.json in place of the table");
+  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
+  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
+  command->callback([arguments] { reconstruct(*arguments, command_line()); });
+}
+
+}  // namespace invattn::tool

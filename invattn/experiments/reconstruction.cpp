@@ -1,0 +1,222 @@
+#include "invattn/experiments/reconstruction.h"
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+#include <utility>
+
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/version.h"
+#include "invattn/experiments/reconstruction_cell.h"
+#include "invattn/io/atomic_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/report/report.h"
+#include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
+
+namespace invattn {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kOrigin = "reconstruct";
+constexpr double kSmallestSsim = 0.9999;  // of an inverse that is promised
+
+std::string format(const char* pattern, double value) {
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), pattern, value);
+  return text.data();
+}
+
+std::string format(const char* pattern, const json& value) {
+  return value.is_number() ? format(pattern, value.get<double>()) : "not finite";
+}
+
+std::string now() {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  std::array<char, 32> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  if (problem) {
+    fail(ErrorKind::kData, kOrigin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
+         ". Name another by --out.");
+  }
+}
+
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// The folder of a run, which holds all there is to know about it.
+class RunFolder {
+ public:
+  RunFolder(const ReconstructionOptions& options, const RunSettings& settings) : options_(options), settings_(settings) {
+    make_folder(settings.folder);
+    const std::filesystem::path config = settings.folder / "config.toml";
+    const std::string text = write_toml(options);
+    if (std::filesystem::exists(config)) {
+      require(settings.resume, kOrigin, "expected a folder without a run, got '", settings.folder.string(),
+              "', which holds one. Continue it with --resume, or name another folder by --out.");
+      require(read_text(config) == text, kOrigin, "expected the configuration of the run in '", settings.folder.string(),
+              "', got another. Leave out --config and --set to resume with its own, or name another folder by --out.");
+    } else {
+      require(!settings.resume, kOrigin, "expected a run to resume in '", settings.folder.string(),
+              "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
+      write_file_atomically(config, text, kOrigin);
+    }
+    write_file_atomically(settings.folder / "metrics.jsonl", "", kOrigin);  // written anew from what the cells remember
+    for (const ReconstructionCell& cell : cells_of(options)) {
+      if (finished(cell)) add_finished(cell);
+    }
+    write_results(false);
+  }
+
+  std::filesystem::path cell_folder(const ReconstructionCell& cell) const { return settings_.folder / "cells" / cell.id(options_); }
+  bool finished(const ReconstructionCell& cell) const { return std::filesystem::exists(cell_folder(cell) / "cell.json"); }
+  const std::vector<json>& rows() const { return rows_; }
+
+  /// Reads what the cell left and takes it into results.json.
+  const json& add(const ReconstructionCell& cell) {
+    const std::filesystem::path path = cell_folder(cell) / "cell.json";
+    rows_.push_back(parse_json(read_text(path), path.string()));
+    write_results(false);
+    return rows_.back();
+  }
+
+  void add_metrics(const ReconstructionCell& cell, const EpochReport& report) {
+    std::ofstream out(settings_.folder / "metrics.jsonl", std::ios::app);
+    const auto number = [](double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); };
+    out << ordered_json{{"cell", cell.id(options_)},
+                        {"epoch", report.epoch},
+                        {"loss", number(report.loss)},
+                        {"penalty", number(report.penalty)},
+                        {"largest", number(report.largest)}}
+        << std::endl;
+    if (!out) {
+      fail(ErrorKind::kData, kOrigin, "expected to write '", (settings_.folder / "metrics.jsonl").string(),
+           "', which failed. Make room on the disk, then --resume.");
+    }
+  }
+
+  void write_results(bool complete) const {
+    ordered_json rows = ordered_json::array();
+    for (const json& cell : rows_) {
+      json row = cell;
+      row.erase("constants");
+      row.erase("curve");
+      for (json& inverse : row["inverses"]) {
+        inverse.erase("residual_median");
+        inverse.erase("residual_largest");
+      }
+      rows.push_back(ordered_json(row));
+    }
+    const ordered_json results = {{"finished", complete},
+                                  {"rows", std::move(rows)},
+                                  {"made_with",
+                                   {{"command", settings_.command},
+                                    {"invattn", kVersion},
+                                    {"torch", kTorchVersion},
+                                    {"device", settings_.device.str()},
+                                    {"threads", at::get_num_threads()},
+                                    {"date", now()}}}};
+    write_file_atomically(settings_.folder / "results.json", results.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n",
+                          kOrigin);
+  }
+
+ private:
+  void add_finished(const ReconstructionCell& cell) {
+    const json& row = add(cell);
+    const json& curve = row.at("curve");
+    const auto at = [](const json& list, std::size_t i) { return list.at(i).is_number() ? list.at(i).get<double>() : std::nan(""); };
+    for (std::size_t i = 0; i < curve.at("loss").size(); ++i) {
+      add_metrics(cell, {.epoch = static_cast<int64_t>(i) + 1,
+                         .loss = at(curve.at("loss"), i),
+                         .penalty = at(curve.at("penalty"), i),
+                         .largest = at(curve.at("largest"), i)});
+    }
+  }
+
+  const ReconstructionOptions& options_;
+  const RunSettings& settings_;
+  std::vector<json> rows_;
+};
+
+std::string summary(const ReconstructionCell& cell, const json& row) {
+  return cell.title() + ": loss " + format("%.4f", row.at("loss")) + ", largest local constant " + format("%.3g", row.at("lipschitz_max")) +
+         ", V-score " + format("%.2f %%", row.at("v_score")) + ", MSE " + format("%.1e", row.at("mse")) + ", " +
+         std::to_string(row.at("iterations_max").get<int64_t>()) + " iterations, " + duration_text(row.at("seconds").get<double>());
+}
+
+/// Why an inverse that was promised did not come true, or nothing.
+std::string broken_promise(const json& row) {
+  const std::string policy = row.at("policy");
+  if (policy != "guarded" && policy != "strict") return "";
+  const int64_t failures = row.at("failures");
+  if (failures > 0)
+    return std::to_string(failures) + " of " + std::to_string(row.at("test_images").get<int64_t>()) + " images did not converge";
+  if (row.at("v_score").get<double>() < 100) return "V-score " + format("%.2f %%", row.at("v_score"));
+  if (!row.at("ssim").is_number() || row.at("ssim").get<double>() < kSmallestSsim) return "SSIM " + format("%.5f", row.at("ssim"));
+  return "";
+}
+
+}  // namespace
+
+ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, const RunSettings& settings) {
+  options.validate();
+  RunFolder folder(options, settings);
+  const std::vector<ReconstructionCell> cells = cells_of(options);
+  const auto skipped = static_cast<double>(folder.rows().size());
+  Progress progress;
+  if (skipped > 0) progress.keep(std::to_string(folder.rows().size()) + " of " + std::to_string(cells.size()) + " cells are done already.");
+  const InterruptWatch watch;
+  const TimeLeft time(static_cast<double>(cells.size()));
+  double done = 0;
+  try {
+    for (const ReconstructionCell& cell : cells) {
+      if (folder.finished(cell)) continue;
+      make_folder(folder.cell_folder(cell));
+      const std::string place =
+          cell.title() + " (cell " + std::to_string(folder.rows().size() + 1) + " of " + std::to_string(cells.size()) + ")";
+      const CellObserver observer{.progress =
+                                      [&](double fraction, const std::string& doing) {
+                                        const std::string left = time.text(done + fraction, skipped);
+                                        progress.show(place + ": " + doing + (left.empty() ? "" : ", " + left));
+                                      },
+                                  .epoch = [&](const EpochReport& report) { folder.add_metrics(cell, report); }};
+      run_cell(cell, options, settings.device, folder.cell_folder(cell), observer);
+      progress.keep(summary(cell, folder.add(cell)));
+      ++done;
+    }
+  } catch (const Interrupted&) {
+    if (!folder.rows().empty()) write_report(settings.folder);
+    throw;
+  }
+  folder.write_results(true);
+  const ReportSummary report = write_report(settings.folder);
+  ReconstructionOutcome outcome{.report = report.html, .table = results_table(settings.folder)};
+  for (const json& row : folder.rows()) {
+    const std::string reason = broken_promise(row);
+    if (!reason.empty()) outcome.unfulfilled.push_back(row.at("id").get<std::string>() + ": " + reason);
+  }
+  return outcome;
+}
+
+}  // namespace invattn

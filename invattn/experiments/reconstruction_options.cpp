@@ -1,0 +1,161 @@
+#include "invattn/experiments/reconstruction_options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "invattn/core/error.h"
+#include "invattn/data/image_set.h"
+
+namespace invattn {
+namespace {
+
+constexpr const char* kOrigin = "reconstruct";
+constexpr int64_t kLargestSide = 4096;
+constexpr int64_t kMostImages = 1'000'000;
+constexpr int64_t kChannels = 12;  // of a squeezed colour image
+
+/// Letters, digits and single dashes: a piece of a file name.
+std::string slug(const std::string& text) {
+  std::string result;
+  for (const char letter : text) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) != 0) {
+      result += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    } else if (!result.empty() && result.back() != '-') {
+      result += '-';
+    }
+  }
+  while (!result.empty() && result.back() == '-') result.pop_back();
+  return result;
+}
+
+template <class T>
+void apply(const std::optional<T>& given, T& value) {
+  if (given) value = *given;
+}
+
+}  // namespace
+
+std::string ReconstructionVariant::title() const { return name.empty() ? std::string(to_string(preset)) : name; }
+
+std::string ReconstructionVariant::solver_name() const {
+  if (solver) return *solver;
+  return preset == AttentionPreset::kGuarded || preset == AttentionPreset::kStrict ? std::string(AndersonOptions::kName)
+                                                                                   : std::string(FixedPointOptions::kName);
+}
+
+AttentionOptions ReconstructionVariant::attention(AttentionKind kind, int64_t channels) const {
+  AttentionOptions options = attention_preset(preset, kind, channels);
+  apply(phi, options.phi);
+  apply(value_constant, options.value_constant);
+  apply(output_constant, options.output_constant);
+  apply(mass, options.mass);
+  apply(response_constant, options.response_constant);
+  apply(normalization, options.normalization);
+  apply(constant, options.constant);
+  apply(radius, options.radius);
+  return options;
+}
+
+void ReconstructionVariant::validate() const {
+  require(preset != AttentionPreset::kPlain, kOrigin,
+          "expected preset paper, published-code, guarded or strict, got plain, which has no inverse.");
+  require(!learning_rate || (*learning_rate > 0 && std::isfinite(*learning_rate)), kOrigin, "expected a positive learning_rate, got ",
+          learning_rate.value_or(0), ".");
+  require(!fixed_point_iterations || *fixed_point_iterations > 0, kOrigin, "expected fixed_point_iterations of 1 or more, got ",
+          fixed_point_iterations.value_or(0), ".");
+  solver_options_named(solver_name());
+  attention(AttentionKind::kEmbeddedGaussian, kChannels).validate();
+  require(!slug(title()).empty(), kOrigin, "expected a name with a letter or digit, got '", name, "'.");
+}
+
+void ReconstructionOptions::validate() const {
+  const auto positive = [](const char* name, int64_t value, int64_t largest) {
+    require(value > 0 && value <= largest, kOrigin, "expected ", name, " from 1 to ", largest, ", got ", value, ".");
+  };
+  require(!data.empty(), kOrigin, "expected data, got none. Name a data set, for example synthetic or cifar10:PATH.");
+  require(!kinds.empty(), kOrigin, "expected kinds of attention, got none.");
+  require(!variants.empty(), kOrigin, "expected variants, got none. Give one, for example preset guarded.");
+  require(!seeds.empty(), kOrigin, "expected seeds, got none.");
+  positive("height", height, kLargestSide);
+  positive("width", width, kLargestSide);
+  require(height % 2 == 0 && width % 2 == 0, kOrigin, "expected an even height and width, got ", height, " x ", width,
+          ": the squeeze takes blocks of 2 x 2 pixels.");
+  positive("train_images", train_images, kMostImages);
+  positive("test_images", test_images, kMostImages);
+  positive("epochs", epochs, kMostImages);
+  positive("batch", batch, kMostImages);
+  require(learning_rate > 0 && std::isfinite(learning_rate), kOrigin, "expected a positive learning_rate, got ", learning_rate, ".");
+  require(measured_images >= 0, kOrigin, "expected measured_images of 0 or more, got ", measured_images, ".");
+  require(pictures >= 0 && pictures <= test_images, kOrigin, "expected pictures from 0 to test_images (", test_images, "), got ", pictures,
+          ".");
+  for (const std::string& source : data) parse_data_source(source, kOrigin);
+  for (const int64_t seed : seeds) require(seed >= 0, kOrigin, "expected seeds of 0 or more, got ", seed, ".");
+  guard.validate();
+  inverse.validate();
+  for (const ReconstructionVariant& variant : variants) {
+    variant.validate();
+    require(std::find(inverse.solvers.begin(), inverse.solvers.end(), variant.solver_name()) != inverse.solvers.end(), kOrigin, "expected ",
+            variant.solver_name(), ", whose inverse the table of '", variant.title(),
+            "' shows, among the solvers, got others only. Add it to inverse.solvers.");
+  }
+  std::set<std::string> ids;
+  for (const ReconstructionCell& cell : cells_of(*this)) {
+    require(ids.insert(cell.id(*this)).second, kOrigin, "expected every data set, kind, variant and seed once, got '", cell.title(),
+            "' twice. Give variants different names.");
+  }
+}
+
+void ReconstructionInverse::validate() const {
+  require(!solvers.empty(), kOrigin, "expected solvers, got none. Name one, for example anderson.");
+  for (const std::string& name : solvers) std::visit([](const auto& method) { method.validate(); }, options(name, {}));
+}
+
+SolverOptions ReconstructionInverse::options(const std::string& solver, const ReconstructionVariant& variant) const {
+  SolverOptions result = solver_options_named(solver);
+  if (auto* fixed_point = std::get_if<FixedPointOptions>(&result)) {
+    fixed_point->max_iterations = variant.fixed_point_iterations.value_or(fixed_point_iterations);
+  } else if (auto* anderson = std::get_if<AndersonOptions>(&result)) {
+    anderson->max_iterations = anderson_iterations;
+    anderson->memory = anderson_memory;
+  } else if (auto* newton = std::get_if<NewtonKrylovOptions>(&result)) {
+    newton->max_iterations = newton_iterations;
+    newton->krylov = newton_krylov;
+  }
+  std::visit(
+      [this](auto& method) {
+        method.tolerance = tolerance;
+        method.trace = true;
+      },
+      result);
+  return result;
+}
+
+std::string ReconstructionCell::id(const ReconstructionOptions& options) const {
+  return std::string(to_string(parse_data_source(data, kOrigin).set)) + "-" + std::to_string(options.height) + "x" +
+         std::to_string(options.width) + "_" + std::string(to_string(kind)) + "_" + slug(variant.title()) + "_" + std::to_string(seed);
+}
+
+std::string ReconstructionCell::title() const {
+  return std::string(to_string(parse_data_source(data, kOrigin).set)) + " " + std::string(to_string(kind)) + " " + variant.title() +
+         ", seed " + std::to_string(seed);
+}
+
+std::vector<ReconstructionCell> cells_of(const ReconstructionOptions& options) {
+  std::vector<ReconstructionCell> cells;
+  for (const int64_t seed : options.seeds) {
+    for (const std::string& data : options.data) {
+      for (const AttentionKind kind : options.kinds) {
+        for (const ReconstructionVariant& variant : options.variants) {
+          cells.push_back({.data = data, .kind = kind, .variant = variant, .seed = seed, .pictured = seed == options.seeds.front()});
+        }
+      }
+    }
+  }
+  return cells;
+}
+
+}  // namespace invattn

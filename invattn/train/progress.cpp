@@ -1,0 +1,51 @@
+#include "invattn/train/progress.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+namespace invattn {
+namespace {
+
+constexpr std::chrono::seconds kRepeat{30};
+constexpr std::chrono::milliseconds kRedraw{100};
+
+}  // namespace
+
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1), shown_(terminal_ ? Clock::time_point{} : Clock::now()) {}
+
+void Progress::show(const std::string& text) {
+  const auto now = Clock::now();
+  if (now - shown_ < (terminal_ ? Clock::duration(kRedraw) : Clock::duration(kRepeat))) return;
+  shown_ = now;
+  std::cerr << (terminal_ ? "\r\033[K" : "") << text << (terminal_ ? "" : "\n") << std::flush;
+}
+
+void Progress::keep(const std::string& text) {
+  std::cerr << (terminal_ ? "\r\033[K" : "") << text << std::endl;
+  if (terminal_) shown_ = {};
+}
+
+std::string duration_text(double seconds) {
+  std::array<char, 48> text{};
+  if (seconds < 90) {
+    std::snprintf(text.data(), text.size(), "%.0f s", seconds);
+  } else if (seconds < 90 * 60) {
+    std::snprintf(text.data(), text.size(), "%.0f min", seconds / 60);
+  } else {
+    const double minutes = std::round(seconds / 60);
+    std::snprintf(text.data(), text.size(), "%.0f h %02.0f min", std::floor(minutes / 60), std::fmod(minutes, 60));
+  }
+  return text.data();
+}
+
+std::string TimeLeft::text(double done, double skipped) const {
+  if (!(done > 0)) return "";
+  const double spent = std::chrono::duration<double>(Progress::Clock::now() - start_).count();
+  return duration_text(spent / done * (parts_ - skipped - done)) + " left";
+}
+
+}  // namespace invattn

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace invattn {
+
+/// One line about work that takes a while, on standard error: redrawn on a terminal, elsewhere repeated every half minute. Standard
+/// output stays free for results.
+class Progress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Progress();
+
+  /// What is being done now.
+  void show(const std::string& text);
+
+  /// A line that stays, such as the result of a part.
+  void keep(const std::string& text);
+
+ private:
+  bool terminal_;
+  Clock::time_point shown_;
+};
+
+/// "41 s", "3 min", "2 h 05 min".
+std::string duration_text(double seconds);
+
+/// How long the rest takes if it goes on as so far: nothing is known before a part is done.
+class TimeLeft {
+ public:
+  explicit TimeLeft(double parts) : parts_(parts) {}
+
+  /// `done` parts of the whole were finished in this process, after `skipped` that were finished before.
+  std::string text(double done, double skipped = 0) const;
+
+ private:
+  double parts_;
+  Progress::Clock::time_point start_ = Progress::Clock::now();
+};
+
+}  // namespace invattn
