@@ -121,7 +121,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
 void add_reconstruct(CLI::App& tool) {
   CLI::App* command =
       add_command(tool, "reconstruct", "Train attention blocks on images, undo them on others, write tables, figures and a report",
-                  {{"invattn reconstruct", "made images, half a minute: what to expect"},
+                  {{"invattn reconstruct", "made images, under a minute: what to expect"},
                    {"invattn reconstruct --data cifar10:DIR", "the paper's experiment on real images"},
                    {"invattn reconstruct --config FILE", "as configs/reconstruction/small.toml says"},
                    {"invattn reconstruct --resume --out RUN", "go on with a run that was stopped"}});

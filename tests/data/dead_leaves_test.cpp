@@ -9,20 +9,12 @@
 
 #include "invattn/core/error.h"
 #include "invattn/core/fields.h"
+#include "tests/data/digest.h"
 
 namespace invattn {
 namespace {
 
-/// FNV-1a over the bytes.
-std::uint64_t digest(const at::Tensor& images) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  const auto* data = images.const_data_ptr<std::uint8_t>();
-  for (int64_t i = 0; i < images.numel(); ++i) {
-    hash ^= data[i];
-    hash *= 0x100000001b3ULL;
-  }
-  return hash;
-}
+using testing::digest;
 
 double correlation(const at::Tensor& a, const at::Tensor& b) {
   return at::corrcoef(at::stack({a.flatten(), b.flatten()})).index({0, 1}).item<double>();

@@ -11,24 +11,16 @@
 #include <ATen/ATen.h>
 
 #include "invattn/data/image_set.h"
+#include "tests/data/digest.h"
 
 namespace invattn {
 namespace {
 
+using testing::digest;
+
 std::filesystem::path unpacked() {
   const char* folder = std::getenv("INVATTN_DATA");
   return folder == nullptr ? "" : folder;
-}
-
-/// FNV-1a over the bytes.
-std::uint64_t digest(const at::Tensor& images) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  const auto* data = images.const_data_ptr<std::uint8_t>();
-  for (int64_t i = 0; i < images.numel(); ++i) {
-    hash ^= data[i];
-    hash *= 0x100000001b3ULL;
-  }
-  return hash;
 }
 
 /// Neighbours in a photograph are alike; where rows, columns or channels are mixed up they are not.
