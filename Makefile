@@ -1,6 +1,6 @@
 # `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench doctor format lint install clean distclean
+.PHONY: help setup build demo test test-cuda bench doctor format lint install clean distclean
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -9,7 +9,7 @@ BUILD = cmake --build --preset release --parallel $(JOBS)
 
 help: ## this list
 	@echo "make COMMAND, with COMMAND one of"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing: system packages (as root or by sudo) and torch; the other commands do this first
 	@scripts/setup
@@ -30,10 +30,14 @@ test: ## build and run every test that needs no GPU
 	@$(BUILD)
 	@ctest --preset release --parallel $(JOBS)
 
-bench: setup ## build and run the benchmarks
-	@$(CONFIGURE) -DINVATTN_BENCH=ON >/dev/null
-	@$(BUILD) --target benchmarks
-	@for program in build/bench/*_bench; do echo "== $$program"; "$$program" || exit 1; done
+test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitizer, and the kernels' times
+	@scripts/setup --test
+	@$(CONFIGURE) -DINVATTN_CUDA=ON >/dev/null
+	@$(BUILD) --target kernels_cuda_attention_test kernels_cuda_solver_test ops_fast_attention_test nn_fast_inverse_test
+	@scripts/test_cuda
+
+bench: build ## measure the fast kernels beside plain ATen operations, on the CPU and on a GPU where there is one (minutes)
+	@build/invattn bench --device all
 
 format: ## rewrite our files with clang-format
 	@scripts/setup --lint

@@ -5,16 +5,20 @@ if(INVATTN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${INVATTN_CCACHE}")
 endif()
+if(INVATTN_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${INVATTN_CCACHE}")
+endif()
 
 add_library(invattn_flags INTERFACE)
 # -fPIC for programs, too: one precompiled header serves all, and the compiler refuses it where this flag differs.
-target_compile_options(invattn_flags INTERFACE -fPIC -Wall -Wextra -Wno-unused-parameter)
+target_compile_options(invattn_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-Wall;-Wextra;-Wno-unused-parameter>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(invattn_flags INTERFACE -fpch-preprocess)  # for ccache, too
+  target_compile_options(invattn_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")  # for ccache, too
 endif()
 if(INVATTN_SANITIZE)
   # Not vptr: it reads the type information of torch's classes, which torch's own libraries do not export for it.
   target_compile_options(invattn_flags INTERFACE
-    -fsanitize=${INVATTN_SANITIZE} -fno-sanitize=vptr -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${INVATTN_SANITIZE};-fno-sanitize=vptr;-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(invattn_flags INTERFACE -fsanitize=${INVATTN_SANITIZE})
 endif()

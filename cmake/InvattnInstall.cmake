@@ -8,7 +8,9 @@ install(TARGETS invattn EXPORT invattnTargets LIBRARY DESTINATION "${CMAKE_INSTA
 install(TARGETS invattn_tool RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/invattn" "${PROJECT_BINARY_DIR}/generated/invattn"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
-        PATTERN json_fields.h EXCLUDE)  # needs nlohmann-json, which users may lack; for our own sources only
+        PATTERN json_fields.h EXCLUDE  # needs nlohmann-json, which users may lack; for our own sources only
+        PATTERN kernels EXCLUDE
+        PATTERN kernel_calls.h EXCLUDE)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/invattn")
 install(EXPORT invattnTargets NAMESPACE invattn:: DESTINATION "${package_dir}")

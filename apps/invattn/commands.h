@@ -18,6 +18,7 @@ struct Example {
 CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string& description, const std::vector<Example>& examples);
 
 // One file per subcommand.
+void add_bench(CLI::App& tool);
 void add_doctor(CLI::App& tool);
 void add_info(CLI::App& tool);
 void add_reconstruct(CLI::App& tool);

@@ -22,6 +22,9 @@
 #include "gpu_driver.h"
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
+#include "invattn/nn/attention.h"
+#include "invattn/ops/kernels.h"
+#include "kernel_coverage.h"
 #include "machine.h"
 
 namespace invattn::tool {
@@ -56,6 +59,13 @@ struct OptionalTool {
   std::string path;  // empty where it was not found
 };
 
+/// Whether the fast kernels do one kind of attention.
+struct Coverage {
+  AttentionKind kind = AttentionKind::kGaussian;
+  Normalization normalization = Normalization::kColumns;
+  std::string obstacle;  // empty where they do
+};
+
 struct Facts {
   std::string torch_at_build;
   std::string torch_at_run_time;
@@ -66,6 +76,8 @@ struct Facts {
   Memory memory;
   GpuDriver driver;
   int64_t gpus_in_torch = 0;
+  std::vector<Coverage> cpu_kernels;
+  std::vector<Coverage> cuda_kernels;  // empty where there is no GPU to ask for
   std::vector<OptionalTool> optional_tools;
 };
 
@@ -124,6 +136,18 @@ OptionalTool python_package(const PythonEnvironment& environment, const std::str
   return tool;
 }
 
+/// Each kind in the size of squeezed images, by the normalisations that the presets use.
+std::vector<Coverage> coverage_on(at::Device device) {
+  std::vector<Coverage> result;
+  for (const auto& [kind, name] : EnumNames<AttentionKind>::kNames) {
+    for (const Normalization normalization : {Normalization::kColumns, Normalization::kBalanced}) {
+      const AttentionOptions options{.channels = 12, .kind = kind, .normalization = normalization};
+      result.push_back({kind, normalization, kernel_obstacle(options, device)});
+    }
+  }
+  return result;
+}
+
 Facts gather() {
   Facts facts;
   facts.torch_at_build = TORCH_VERSION;
@@ -135,6 +159,8 @@ Facts gather() {
   facts.memory = read_memory();
   facts.driver = ask_gpu_driver();
   facts.gpus_in_torch = at::detail::getCUDAHooks().getNumGPUs();  // answers 0 without CUDA, without a driver and without a GPU
+  facts.cpu_kernels = coverage_on(at::kCPU);
+  if (facts.gpus_in_torch > 0) facts.cuda_kernels = coverage_on(at::kCUDA);
   const PythonEnvironment environment = python_of(facts.torch_library);
   facts.optional_tools = {
       system_tool("ccache", "makes repeated builds quick"),
@@ -219,6 +245,44 @@ Finding cuda_finding(const Facts& facts) {
   return finding;
 }
 
+/// "gaussian, embedded-gaussian, dot-product and concatenation", and what is left to plain ATen operations, with the cause.
+Finding kernels_finding(const std::string& name, const std::string& made_for, const std::vector<Coverage>& coverage) {
+  Finding finding{.name = name, .value = made_for};
+  std::vector<std::string> covered;
+  std::string others;
+  for (const auto& [kind, normalization, obstacle] : coverage) {
+    const std::string what = std::string(to_string(kind)) + "/" + std::string(to_string(normalization));
+    if (obstacle.empty()) {
+      covered.push_back(what);
+    } else {
+      others += (others.empty() ? "" : "; ") + what + ": " + obstacle;
+    }
+  }
+  finding.value += others.empty() ? "; all kinds, columns and balanced" : "; cover " + (covered.empty() ? "nothing" : join(covered));
+  if (!others.empty()) {
+    finding.status = Status::kNote;
+    finding.remedy = "plain ATen operations do the rest: " + others;
+  }
+  return finding;
+}
+
+Finding cpu_kernels_finding(const Facts& facts) {
+  return kernels_finding("kernels on the CPU", std::string(kernel_instruction_set()), facts.cpu_kernels);
+}
+
+Finding cuda_kernels_finding(const Facts& facts) {
+  if (kBuiltWithCuda && facts.gpus_in_torch > 0) return kernels_finding("kernels on CUDA", "built", facts.cuda_kernels);
+  Finding finding{.status = Status::kNote, .name = "kernels on CUDA", .value = kBuiltWithCuda ? "built" : "not built"};
+  if (kBuiltWithCuda) {
+    finding.remedy = "no GPU here can run them";
+  } else {
+    finding.remedy = facts.gpus_in_torch > 0
+                         ? "plain ATen operations are used on the GPU; install a CUDA toolkit (nvcc), then: make clean build"
+                         : "they need a GPU and a CUDA toolkit (nvcc)";
+  }
+  return finding;
+}
+
 std::string capability(const Gpu& gpu) { return std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor); }
 
 std::vector<Finding> judge(const Facts& facts) {
@@ -229,7 +293,9 @@ std::vector<Finding> judge(const Facts& facts) {
       cpu_finding(facts),
       threads_finding(facts),
       memory_finding(facts),
+      cpu_kernels_finding(facts),
       cuda_finding(facts),
+      cuda_kernels_finding(facts),
   };
   for (const Gpu& gpu : facts.driver.gpus) {
     findings.push_back({.name = "GPU", .value = gpu.name + ", " + gibibytes(gpu.memory_bytes) + ", compute capability " + capability(gpu)});
@@ -247,6 +313,15 @@ std::vector<Finding> judge(const Facts& facts) {
 bool usable(const std::vector<Finding>& findings) {
   return std::none_of(findings.begin(), findings.end(),
                       [](const Finding& finding) { return finding.required && finding.status == Status::kMissing; });
+}
+
+nlohmann::ordered_json to_json(const std::vector<Coverage>& coverage) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const auto& [kind, normalization, obstacle] : coverage) {
+    json.push_back(
+        {{"kind", to_string(kind)}, {"normalization", to_string(normalization)}, {"covered", obstacle.empty()}, {"obstacle", obstacle}});
+  }
+  return json;
 }
 
 nlohmann::ordered_json to_json(const Facts& facts, const std::vector<Finding>& findings) {
@@ -268,6 +343,10 @@ nlohmann::ordered_json to_json(const Facts& facts, const std::vector<Finding>& f
   for (const Gpu& gpu : facts.driver.gpus) {
     json["cuda"]["gpus"].push_back({{"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}, {"compute_capability", capability(gpu)}});
   }
+  json["kernels"] = {{"instruction_set", std::string(kernel_instruction_set())},
+                     {"cuda_built", kBuiltWithCuda},
+                     {"cpu", to_json(facts.cpu_kernels)},
+                     {"cuda", to_json(facts.cuda_kernels)}};
   json["optional"] = nlohmann::ordered_json::array();
   for (const OptionalTool& tool : facts.optional_tools) {
     json["optional"].push_back(
@@ -312,8 +391,9 @@ void doctor(bool as_json) {
 }  // namespace
 
 void add_doctor(CLI::App& tool) {
-  CLI::App* command = add_command(tool, "doctor", "Show versions, CPU, memory, GPU and optional tools, and how to get what is missing",
-                                  {{"invattn doctor", "is everything there?"}, {"invattn doctor --json", "the same facts for a program"}});
+  CLI::App* command =
+      add_command(tool, "doctor", "Show versions, CPU, memory, GPU, kernels and optional tools, and how to get what is missing",
+                  {{"invattn doctor", "is everything there?"}, {"invattn doctor --json", "the same facts for a program"}});
   auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "Print one JSON object");
   command->callback([as_json] { doctor(*as_json); });

@@ -94,6 +94,7 @@ int main(int argc, char** argv) {
     invattn::tool::add_reconstruct(tool);
     invattn::tool::add_report(tool);
     invattn::tool::add_info(tool);
+    invattn::tool::add_bench(tool);
     invattn::tool::add_doctor(tool);
     tool.footer(tool.get_footer() + kExitCodes);
     return parse_and_run(tool, argc, argv);

@@ -17,6 +17,7 @@
 #include "invattn/experiments/reconstruction.h"
 #include "invattn/experiments/reconstruction_options.h"
 #include "invattn/nn/attention.h"
+#include "invattn/ops/kernels.h"
 #include "invattn/train/interrupt.h"
 #include "machine.h"
 
@@ -34,6 +35,7 @@ struct ReconstructArguments {
   std::vector<std::string> assignments;
   std::filesystem::path out;
   std::string device = "auto";
+  std::string kernels = "auto";
   int64_t threads = 0;
   bool resume = false;
   bool json = false;
@@ -93,6 +95,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
   // The tensors of the embedded default are too small to be worth sharing, and threads that wait for a busy core cost minutes.
   if (arguments.threads == 0 && arguments.empty()) arguments.threads = 1;
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
+  use_kernels(parse_name<Kernels>(arguments.kernels, "reconstruct"));
   if (arguments.out.empty()) arguments.out = fresh_folder();
   try {
     const ReconstructionOutcome outcome = run_reconstruction(
@@ -135,6 +138,7 @@ void add_reconstruct(CLI::App& tool) {
       ->take_all();
   command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
   command->add_option("--device", arguments->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_option("--kernels", arguments->kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
   command->add_option("--threads", arguments->threads, "CPU threads (default: all cores; 1 for the embedded default)")
       ->check(CLI::Range(1, 1024));
   command->add_flag("--resume", arguments->resume, "Go on with the run in --out");

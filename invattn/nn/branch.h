@@ -9,6 +9,7 @@
 
 #include "invattn/lipschitz/certificate.h"
 #include "invattn/ops/linearization.h"
+#include "invattn/solver/problem.h"
 
 namespace invattn {
 
@@ -16,6 +17,7 @@ namespace invattn {
 struct FrozenBranch {
   TensorMap value;                                                             // g
   std::function<std::unique_ptr<Linearization>(const at::Tensor&)> linearize;  // x -> J at x
+  decltype(ResidualProblem::shortcut) invert = {};                             // a quicker inverse of x + g(x), where the branch knows one
 };
 
 /// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.

@@ -41,10 +41,12 @@ Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOption
   require_images(y, "InvertibleResidual");
   at::NoGradGuard no_grad;
   const auto frozen = branch_->freeze(y);
-  const ResidualProblem problem{frozen.value, [&frozen](const at::Tensor& x) {
+  const ResidualProblem problem{frozen.value,
+                                [&frozen](const at::Tensor& x) {
                                   const std::shared_ptr<Linearization> at_x = frozen.linearize(x);
                                   return [at_x](const at::Tensor& v) { return at_x->jvp(v); };
-                                }};
+                                },
+                                frozen.invert};
   auto solution = solve(problem, y, options);
   if (const auto outside = branch_->outside_domain(solution.x); outside > 0) {
     solution.report.notes.push_back(std::to_string(outside) + " of " + std::to_string(y.size(0)) +

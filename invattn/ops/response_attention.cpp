@@ -2,9 +2,15 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <set>
+#include <string>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/kernels.h"
+#include "invattn/ops/response_attention_fast.h"
 #include "invattn/ops/response_attention_reference.h"
 
 namespace invattn {
@@ -28,15 +34,38 @@ void check(const AttentionInputs& inputs, const ResponseMap& map, const char* or
   require(query.size(2) > 0, origin, "expected at least one position, got N = 0.");
 }
 
-int64_t block_pairs(const AttentionInputs& inputs) { return inputs.query.is_cuda() ? kDeviceBlockPairs : kBlockPairs; }
+/// Says once per cause, where INVATTN_DEBUG is set, that the reference does what the fast kernels cannot.
+void note_fallback(const std::string& cause) {
+  static const bool wanted = std::getenv("INVATTN_DEBUG") != nullptr;
+  if (!wanted) return;
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  if (said.insert(cause).second) std::cerr << "[kernels] plain ATen operations used: " << cause << ".\n";
+}
+
+/// The seam: the one place where faster kernels are chosen over the reference.
+bool fast_kernels_do(const AttentionInputs& inputs, const ResponseMap& map) {
+  if (chosen_kernels() == Kernels::kReference) return false;
+  const auto obstacle = fast::obstacle(inputs, map);
+  if (obstacle.empty()) return true;
+  require(chosen_kernels() == Kernels::kAuto, "response_attention",
+          "expected a request that the fast kernels cover, got one they do not: ", obstacle,
+          ". Use kernels = auto, which leaves it to the reference.");
+  note_fallback(obstacle);
+  return false;
+}
 
 }  // namespace
 
-// The seam: the one place where faster kernels are chosen over the reference.
-
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "response_attention");
-  return reference::response_attention(inputs, map, block_pairs(inputs), std::max(kKeptPairs, block_pairs(inputs)));
+  return fast_kernels_do(inputs, map) ? fast::response_attention(inputs, map) : reference::response_attention(inputs, map);
+}
+
+std::string fast_obstacle(const AttentionInputs& inputs, const ResponseMap& map) {
+  check(inputs, map, "fast_obstacle");
+  return fast::obstacle(inputs, map);
 }
 
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
@@ -46,7 +75,8 @@ at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) {
 
 std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "linearize_response_attention");
-  return reference::linearize_response_attention(inputs, map, block_pairs(inputs));
+  return fast_kernels_do(inputs, map) ? fast::linearize_response_attention(inputs, map)
+                                      : reference::linearize_response_attention(inputs, map);
 }
 
 }  // namespace invattn

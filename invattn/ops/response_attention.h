@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 
 #include "invattn/ops/response.h"
 
@@ -17,9 +18,12 @@ struct AttentionInputs {
 
 /// A_i = sum_j R_ij F_j with R the normalised response map (Eq. 2 of the paper): (B, V, N).
 ///
-/// Differentiable to every order in query, key and value. It is worked on in blocks of kBlockPairs pairs (kDeviceBlockPairs on a
-/// GPU), and beyond kKeptPairs, or one block, the map is never whole in memory: the blocks are computed again in the backward pass.
+/// Differentiable to every order in query, key and value. Large maps are never whole in memory. Which implementation does it is chosen by
+/// use_kernels (kernels.h).
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map);
+
+/// Why the fast kernels cannot do this and the reference will, or nothing where they can.
+std::string fast_obstacle(const AttentionInputs& inputs, const ResponseMap& map);
 
 /// The response map itself, (B, N, N), for looking at: R_ij is how much position i takes from position j.
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map);
@@ -38,14 +42,5 @@ class AttentionLinearization {
 };
 
 std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map);
-
-/// How many pairs (i, j), over all samples, are worked on at once: as much as a core's cache holds.
-inline constexpr int64_t kBlockPairs = int64_t{1} << 19;
-
-/// The same on a GPU, where a block has to be worth its launches.
-inline constexpr int64_t kDeviceBlockPairs = int64_t{1} << 24;
-
-/// Up to this many pairs the whole map is kept for the backward pass; beyond, each block is computed again.
-inline constexpr int64_t kKeptPairs = int64_t{1} << 22;
 
 }  // namespace invattn

@@ -446,12 +446,22 @@ struct LargeAttention : torch::autograd::Function<LargeAttention> {
   }
 };
 
+int64_t block_pairs(const AttentionInputs& inputs) { return inputs.query.is_cuda() ? kDeviceBlockPairs : kBlockPairs; }
+
 }  // namespace
 
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map, int64_t pairs_at_once, int64_t kept_pairs) {
   const auto positions = inputs.query.size(2);
   if (inputs.query.size(0) * positions * positions <= kept_pairs) return composed_attention(inputs, map, pairs_at_once, /*keep=*/true);
   return LargeAttention::apply(inputs.query, inputs.key, inputs.value, &map, pairs_at_once);
+}
+
+at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
+  return response_attention(inputs, map, block_pairs(inputs), std::max(kKeptPairs, block_pairs(inputs)));
+}
+
+std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
+  return linearize_response_attention(inputs, map, block_pairs(inputs));
 }
 
 at::Tensor response_map(const AttentionInputs& inputs, const ResponseMap& map) { return dense_map(inputs, map) * map.mass; }

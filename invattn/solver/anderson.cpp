@@ -119,8 +119,7 @@ class Anderson final : public Method {
 }  // namespace
 
 Solution solve_anderson(const ResidualProblem& problem, const at::Tensor& y, const AndersonOptions& options, const at::Tensor& initial) {
-  constexpr int64_t kPatience = 20;
-  const Rules rules = Rules::from(options, kPatience);
+  const Rules rules = Rules::from(options);
   Anderson method(options);
   return drive(problem, y, initial, rules, method);
 }

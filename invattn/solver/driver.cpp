@@ -236,10 +236,7 @@ Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Te
   report.evaluations = evaluator.evaluations();
   report.sample_evaluations = evaluator.sample_evaluations();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-  if (rules.on_failure == OnFailure::kThrow && !report.usable()) {
-    fail(ErrorKind::kNotConverged, rules.method, "expected every sample to converge, got ", report.brief(),
-         ". Use on_failure = report for the full report and the best iterates, or try another method.");
-  }
+  report.throw_unless_usable(rules.on_failure);
   return {result.view(y.sizes()), std::move(report)};
 }
 

@@ -86,15 +86,10 @@ struct Rules {
   int64_t patience;  // steps without progress after which a sample has stagnated
 
   template <class Options>
-  static Rules from(const Options& options, int64_t patience) {
+  static Rules from(const Options& options) {
     options.validate();
-    return {std::string(Options::kName),
-            print_fields(options),
-            options.tolerance,
-            options.max_iterations,
-            options.trace,
-            options.on_failure,
-            patience};
+    return {std::string(Options::kName), print_fields(options), options.tolerance, options.max_iterations, options.trace,
+            options.on_failure,          Options::kPatience};
   }
 };
 

@@ -14,9 +14,8 @@ class FixedPoint final : public Method {
 
 Solution solve_fixed_point(const ResidualProblem& problem, const at::Tensor& y, const FixedPointOptions& options,
                            const at::Tensor& initial) {
-  constexpr int64_t kPatience = 50;
   FixedPoint method;
-  return drive(problem, y, initial, Rules::from(options, kPatience), method);
+  return drive(problem, y, initial, Rules::from(options), method);
 }
 
 }  // namespace invattn

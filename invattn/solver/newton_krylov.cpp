@@ -191,11 +191,10 @@ class NewtonKrylov final : public Method {
 
 Solution solve_newton_krylov(const ResidualProblem& problem, const at::Tensor& y, const NewtonKrylovOptions& options,
                              const at::Tensor& initial) {
-  constexpr int64_t kPatience = 4;
   require(static_cast<bool>(problem.linearize), NewtonKrylovOptions::kName,
           "expected a problem with a linearization x -> (v -> J v), got an empty function. Set ResidualProblem::linearize, or use "
           "anderson, which needs only g.");
-  const Rules rules = Rules::from(options, kPatience);
+  const Rules rules = Rules::from(options);
   NewtonKrylov method(options);
   return drive(problem, y, initial, rules, method);
 }

@@ -35,6 +35,7 @@ struct EnumNames<OnFailure> {
 /// The paper's algorithm, x <- y - g(x). Converges when g is a contraction: the residual falls by its constant at every step.
 struct FixedPointOptions {
   static constexpr std::string_view kName = "fixed-point";
+  static constexpr int64_t kPatience = 50;  ///< steps without progress after which a sample has stagnated
 
   /// A sample has converged when rms(x + g(x) - y) / (1 + rms(y)) <= tolerance.
   double tolerance = 1e-6;
@@ -60,6 +61,7 @@ struct FixedPointOptions {
 /// Anderson acceleration of the fixed point, per sample and safeguarded (see anderson.h). The default choice.
 struct AndersonOptions {
   static constexpr std::string_view kName = "anderson";
+  static constexpr int64_t kPatience = 20;  ///< steps without progress after which a sample has stagnated
 
   /// A sample has converged when rms(x + g(x) - y) / (1 + rms(y)) <= tolerance.
   double tolerance = 1e-6;
@@ -96,6 +98,7 @@ struct AndersonOptions {
 /// Newton's method with GMRES on I + J, per sample and safeguarded (see newton_krylov.h). Needs ResidualProblem::linearize.
 struct NewtonKrylovOptions {
   static constexpr std::string_view kName = "newton-krylov";
+  static constexpr int64_t kPatience = 4;  ///< steps without progress after which a sample has stagnated
 
   /// A sample has converged when rms(x + g(x) - y) / (1 + rms(y)) <= tolerance.
   double tolerance = 1e-6;

@@ -148,6 +148,12 @@ int64_t InverseReport::most_iterations() const { return batch() == 0 ? 0 : itera
 
 int64_t InverseReport::worst_sample() const { return batch() == 0 ? -1 : worst_first(*this).front(); }
 
+void InverseReport::throw_unless_usable(OnFailure on_failure) const {
+  if (on_failure == OnFailure::kReport || usable()) return;
+  fail(ErrorKind::kNotConverged, method, "expected every sample to converge, got ", brief(),
+       ". Use on_failure = report for the full report and the best iterates, or try another method.");
+}
+
 std::string InverseReport::brief() const {
   if (!residual.defined()) return "nothing was inverted";
   const std::string share = std::to_string(converged_count()) + "/" + std::to_string(batch());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "invattn/core/names.h"
+#include "invattn/solver/options.h"
 
 namespace invattn {
 
@@ -74,6 +75,9 @@ struct InverseReport {
   double largest_residual() const;  ///< 0 for an empty batch
   int64_t most_iterations() const;  ///< 0 for an empty batch
   int64_t worst_sample() const;     ///< the one with the worst status, then the largest residual; -1 for an empty batch
+
+  /// Throws Error(kNotConverged) where the report is not usable and `on_failure` asks for that.
+  void throw_unless_usable(OnFailure on_failure) const;
 
   /// One line: `anderson: 64/64 converged in at most 9 iterations, residual 8.1e-07, 0.004 s`. A failure comes first:
   /// `anderson: 62/64 converged, 1 diverged, 1 stagnated; largest residual 3.2e-01 (sample 17) in at most 100 iterations, 0.040 s`.

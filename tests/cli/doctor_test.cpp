@@ -19,7 +19,8 @@ TEST(Doctor, FindsThisMachineUsable) {
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_EQ(result.err, "");
   EXPECT_NE(result.out.find("Everything required is there."), std::string::npos) << result.out;
-  for (const char* name : {"invattn", "torch", "compiler", "CPU", "threads", "memory", "CUDA", "ccache", "python safetensors"}) {
+  for (const char* name : {"invattn", "torch", "compiler", "CPU", "threads", "memory", "kernels on the CPU", "CUDA", "kernels on CUDA",
+                           "ccache", "python safetensors"}) {
     EXPECT_NE(result.out.find(std::string(" ") + name + " "), std::string::npos) << name << "\n" << result.out;
   }
 }
@@ -50,6 +51,26 @@ TEST(Doctor, JsonHoldsTheFacts) {
     const std::string status = finding.at("status");
     EXPECT_TRUE(status == "ok" || status == "note" || status == "missing") << finding;
     EXPECT_EQ(finding.at("remedy").get<std::string>().empty(), status == "ok") << finding;
+  }
+}
+
+TEST(Doctor, SaysWhatTheKernelsCover) {
+  const nlohmann::json kernels = doctor_json().at("kernels");
+  EXPECT_NE(kernels.at("instruction_set"), "");
+  EXPECT_EQ(kernels.at("cuda_built"), kBuiltWithCuda);
+  ASSERT_EQ(kernels.at("cpu").size(), 8U) << kernels;  // four kinds, columns and balanced
+  for (const nlohmann::json& coverage : kernels.at("cpu")) {
+    EXPECT_EQ(coverage.at("covered"), true) << coverage;
+    EXPECT_EQ(coverage.at("obstacle"), "") << coverage;
+  }
+  for (const nlohmann::json& coverage : kernels.at("cuda")) {
+    EXPECT_EQ(coverage.at("covered"), kBuiltWithCuda) << coverage;
+    EXPECT_EQ(coverage.at("obstacle").get<std::string>().empty(), kBuiltWithCuda) << coverage;
+  }
+  const std::string text = run_tool({"doctor"}).out;
+  EXPECT_NE(text.find(kernels.at("instruction_set").get<std::string>() + "; all kinds, columns and balanced"), std::string::npos) << text;
+  if (!kBuiltWithCuda) {
+    EXPECT_NE(text.find("kernels on CUDA     not built"), std::string::npos) << text;
   }
 }
 

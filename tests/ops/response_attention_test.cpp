@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/kernels.h"
 #include "invattn/ops/response_attention_reference.h"
 #include "tests/support/numerics.h"
 
@@ -105,6 +106,7 @@ class ResponseAttention : public ::testing::TestWithParam<Case> {
     const auto [score, response, normalization] = GetParam();
     return {score, response, normalization, 0.8};
   }
+  KernelsScope reference_only_{Kernels::kReference};  // fast_attention_test.cpp compares the fast kernels with it
 };
 
 /// Every combination that `keep` accepts. Balanced takes roots of sums, so it needs a response without sign.
@@ -138,7 +140,7 @@ TEST_P(ResponseAttention, EqualsItsDefinition) {
 }
 
 TEST_P(ResponseAttention, ClosedFormProductsEqualAutograd) {
-  for (const int64_t pairs : {kBlockPairs, kRowsOnly}) {
+  for (const int64_t pairs : {reference::kBlockPairs, kRowsOnly}) {
     auto inputs = make_inputs(map().score, 2, 3, 7, 21);
     const auto linearization = reference::linearize_response_attention(inputs, map(), pairs);
     EXPECT_LT(max_difference(linearization->value(), response_attention(inputs, map())), 1e-11);
@@ -185,9 +187,9 @@ TEST_P(ResponseAttention, BlocksGiveTheSameFirstAndSecondDerivatives) {
     all.insert(all.end(), third.begin(), third.end());
     return all;
   };
-  const auto dense = derivatives(kBlockPairs, kKeptPairs);
-  for (const int64_t pairs : {kRowsOnly, int64_t{36}}) {   // rows in blocks; whole samples one by one
-    for (const int64_t kept : {int64_t{0}, kKeptPairs}) {  // computed again in the backward pass; kept for it
+  const auto dense = derivatives(reference::kBlockPairs, reference::kKeptPairs);
+  for (const int64_t pairs : {kRowsOnly, int64_t{36}}) {              // rows in blocks; whole samples one by one
+    for (const int64_t kept : {int64_t{0}, reference::kKeptPairs}) {  // computed again in the backward pass; kept for it
       const auto blocked = derivatives(pairs, kept);
       for (std::size_t i = 0; i < dense.size(); ++i) EXPECT_LT(relative_difference(blocked[i], dense[i]), 1e-9) << "derivative " << i;
     }
@@ -216,7 +218,7 @@ TEST_P(AccurateResponseAttention, Float32IsAsAccurateAsItsPrecision) {
 
 TEST_P(SafeResponseAttention, HugeScoresStayFinite) {
   for (const auto type : {at::kFloat, at::kDouble}) {
-    for (const int64_t pairs : {kBlockPairs, kRowsOnly}) {
+    for (const int64_t pairs : {reference::kBlockPairs, kRowsOnly}) {
       auto inputs = make_inputs(map().score, 1, 3, 6, 101, 1e3, type);
       std::vector<at::Tensor> leaves{inputs.query.requires_grad_(true), inputs.key.requires_grad_(true), inputs.value.requires_grad_(true)};
       const auto output = reference::response_attention(inputs, map(), pairs, 0);

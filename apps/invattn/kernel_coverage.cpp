@@ -1,0 +1,21 @@
+#include "kernel_coverage.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include <ATen/ops/empty.h>
+
+#include "invattn/ops/response_attention.h"
+
+namespace invattn::tool {
+
+std::string kernel_obstacle(const AttentionOptions& options, at::Device device) {
+  const ResponseMap map = options.map();
+  const int64_t embedded = std::max<int64_t>(1, options.channels / options.bottleneck);
+  const int64_t of_product = options.kind == AttentionKind::kGaussian ? options.channels : embedded;
+  const auto positions = [&](int64_t channels) { return at::empty({1, channels, 1}, at::TensorOptions().device(device)); };
+  const at::Tensor query = positions(map.score == Score::kSum ? 1 : of_product);
+  return fast_obstacle({query, query, positions(options.channels)}, map);
+}
+
+}  // namespace invattn::tool

@@ -1,0 +1,410 @@
+// The inverse of a batch of small samples, each on one core and in its cache; the methods are those of invattn/solver/anderson.cpp,
+// fixed_point.cpp and driver.cpp, rule by rule.
+//
+// A step is the 1x1 maps to query, key and value, the attention, and three sweeps over the entries: y - g(x); the residual, the newest
+// differences and their products with the history; the next x. Points change their roles (current, best, previous) by pointer.
+// Unlike in invattn/solver/, differences of defects are kept in the precision of x, not in float64; their products are summed in float64 in
+// both. What is lost is the rounding of a difference, and that is none where two defects are within a factor of two. Measured in float32:
+// the same number of steps down to a tolerance of 1e-6, at most 2 % more at 1e-7, where rounding allows 3e-8.
+//
+// Versions; all but the attention of one step in float32 with C = V = 12, D = 3, N = 256 and six columns of history, one thread of a Zen 4
+// (AVX-512); the attention takes 35 us more:
+//   1  maps by blocks of six outputs and two vectors, the residual beside y - g(x), products of change and defect        6.0 us
+//   2  the defect's products from those of the change and of the step before; four sums for the residual                 5.3 us
+//   3  twelve outputs at a time, the residual beside the history, Cholesky's method without roots                        4.9 us
+// Without effect: fetching columns of the history ahead.
+#include "invattn/kernels/solver.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "invattn/kernels/cpu/solver.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target: once per instruction set.
+#include "invattn/kernels/cpu/solver_pass-inl.h"
+
+#if HWY_ONCE
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "invattn/kernels/cpu/attention_samples.h"
+
+namespace invattn::kernels::cpu {
+
+HWY_EXPORT(map_float);
+HWY_EXPORT(map_double);
+HWY_EXPORT(image_float);
+HWY_EXPORT(image_double);
+HWY_EXPORT(squares_float);
+HWY_EXPORT(squares_double);
+HWY_EXPORT(history_float);
+HWY_EXPORT(history_double);
+HWY_EXPORT(step_float);
+HWY_EXPORT(step_double);
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kDivergence = 1e4;
+constexpr double kProgress = 0.99;
+constexpr int64_t kLargestPrice = 8;
+constexpr int64_t kLargestMemory = 16;
+/// Vectors may read this far beyond an array. It also keeps arrays of 4096 bytes and multiples from sharing a few sets of the cache.
+constexpr int64_t kSlack = 16;
+/// What a sample's state may take: a second-level cache.
+constexpr int64_t kStateBytes = int64_t{1} << 20;
+
+void run_map(const ChannelMap<float>& map, float* output) { HWY_DYNAMIC_DISPATCH(map_float)(map, output); }
+void run_map(const ChannelMap<double>& map, double* output) { HWY_DYNAMIC_DISPATCH(map_double)(map, output); }
+/// image = y - map
+void run_image(const ChannelMap<float>& map, const float* y, float* image) { HWY_DYNAMIC_DISPATCH(image_float)(map, y, image); }
+void run_image(const ChannelMap<double>& map, const double* y, double* image) { HWY_DYNAMIC_DISPATCH(image_double)(map, y, image); }
+/// The sum of (x - image)^2.
+double run_squares(const float* x, const float* image, int64_t entries) { return HWY_DYNAMIC_DISPATCH(squares_float)(x, image, entries); }
+double run_squares(const double* x, const double* image, int64_t entries) {
+  return HWY_DYNAMIC_DISPATCH(squares_double)(x, image, entries);
+}
+void run_history(const HistoryPass<float>& pass) { HWY_DYNAMIC_DISPATCH(history_float)(pass); }
+void run_history(const HistoryPass<double>& pass) { HWY_DYNAMIC_DISPATCH(history_double)(pass); }
+void run_step(const StepPass<float>& pass) { HWY_DYNAMIC_DISPATCH(step_float)(pass); }
+void run_step(const StepPass<double>& pass) { HWY_DYNAMIC_DISPATCH(step_double)(pass); }
+
+/// The stopping rules, as Monitor in invattn/solver/driver.cpp.
+class Monitor {
+ public:
+  /// Takes the residual of the newest iterate; the status once the sample has to stop, else kNotConverged.
+  SolverStatus observe(double residual, const SolverOptions& options) {
+    if (!std::isfinite(first_)) first_ = residual;
+    if (residual < best_) best_ = residual;
+    if (best_ <= options.tolerance) return SolverStatus::kConverged;
+
+    const SolverStatus before = bad_;
+    bad_ = !std::isfinite(residual)          ? SolverStatus::kNotFinite
+           : residual > kDivergence * first_ ? SolverStatus::kDiverged
+                                             : SolverStatus::kNotConverged;
+    // The first of the two bad iterates names the cause: what diverges ends as infinity soon enough.
+    if (bad_ != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) return before;
+
+    if (iteration_ == 0 || best_ <= kProgress * milestone_) {
+      milestone_ = best_;
+      milestone_iteration_ = iteration_;
+    }
+    if (iteration_ - milestone_iteration_ >= options.patience) return SolverStatus::kStagnated;
+    ++iteration_;
+    return SolverStatus::kNotConverged;
+  }
+
+  double best() const { return best_; }
+
+ private:
+  double first_ = kInfinity;  // the first finite one
+  double best_ = kInfinity;
+  double milestone_ = 0.0;
+  int64_t iteration_ = 0;
+  int64_t milestone_iteration_ = 0;
+  SolverStatus bad_ = SolverStatus::kNotConverged;
+};
+
+/// The products of the history, dF' dF, and the least-squares problem min |defect - dF gamma|.
+class NormalEquations {
+ public:
+  void set(int64_t row, int64_t column, double product) { gram_[row][column] = gram_[column][row] = product; }
+
+  /// gamma for the columns `slots`, which are scaled to length one, by Cholesky's method without roots. A column of length zero gets the
+  /// weight zero. False where all weights are zero, one is not finite, or the matrix is not positive definite.
+  bool solve(int64_t count, const int64_t* slots, const double* right, double regularization, double* gamma) const {
+    using Row = std::array<double, kLargestMemory>;
+    Row scale, inverse;                      // the latter of the pivots
+    std::array<Row, kLargestMemory> factor;  // below the diagonal
+    for (int64_t r = 0; r < count; ++r) {
+      const double length = std::sqrt(gram_[slots[r]][slots[r]]);
+      scale[r] = length > 0 ? 1 / length : 0.0;
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      const Row& products = gram_[slots[r]];
+      double pivot = products[slots[r]] * scale[r] * scale[r] + (regularization + (scale[r] == 0 ? 1.0 : 0.0));
+      gamma[r] = right[r] * scale[r];
+      Row weighted;  // the row times the pivots
+      for (int64_t c = 0; c < r; ++c) {
+        weighted[c] = products[slots[c]] * scale[r] * scale[c];
+        for (int64_t k = 0; k < c; ++k) weighted[c] -= weighted[k] * factor[c][k];
+        factor[r][c] = weighted[c] * inverse[c];
+        pivot -= weighted[c] * factor[r][c];
+        gamma[r] -= factor[r][c] * gamma[c];
+      }
+      if (!(pivot > 0)) return false;
+      inverse[r] = 1 / pivot;
+    }
+    for (int64_t r = count - 1; r >= 0; --r) {
+      gamma[r] *= inverse[r];
+      for (int64_t k = r + 1; k < count; ++k) gamma[r] -= factor[k][r] * gamma[k];
+    }
+    bool some = false;
+    for (int64_t r = 0; r < count; ++r) {
+      gamma[r] *= scale[r];
+      if (!std::isfinite(gamma[r])) return false;
+      some = some || gamma[r] != 0;
+    }
+    return some;
+  }
+
+ private:
+  std::array<std::array<double, kLargestMemory>, kLargestMemory> gram_{};
+};
+
+template <class T>
+struct Point {
+  T* x = nullptr;
+  T* image = nullptr;  ///< y - g(x), the plain step from x
+  double residual = kInfinity;
+};
+
+/// The weights with zeros for missing biases, the maps from x in one.
+template <class T>
+struct Branch {
+  std::vector<T> weight, bias;                // (2 D + V, C), (2 D + V)
+  std::vector<T> output_weight, output_bias;  // (C, V), (C)
+
+  Branch(const AttentionProblem& p, int64_t channels, const BranchWeights<T>& w) {
+    const auto add = [](std::vector<T>& to, const T* from, int64_t count) {
+      to.resize(to.size() + static_cast<std::size_t>(count));
+      if (from) std::copy_n(from, count, to.end() - count);
+    };
+    add(weight, w.query_weight, p.depth * channels);
+    add(weight, w.key_weight, p.depth * channels);
+    add(weight, w.value_weight, p.values * channels);
+    add(bias, w.query_bias, p.depth);
+    add(bias, w.key_bias, p.depth);
+    add(bias, w.value_bias, p.values);
+    add(output_weight, w.output_weight, channels * p.values);
+    add(output_bias, w.output_bias, channels);
+  }
+};
+
+/// Sizes of the arrays of one sample.
+struct Sizes {
+  int64_t entries, padded, memory, mapped, attended;
+  Sizes(const AttentionProblem& p, int64_t channels, const SolverOptions& options)
+      : entries(channels * p.positions),
+        padded((entries + kEntryPadding - 1) / kEntryPadding * kEntryPadding),
+        memory(std::min(options.memory, options.max_iterations)),
+        mapped((2 * p.depth + p.values) * p.positions),
+        attended(p.values * p.positions) {}
+  int64_t numbers() const { return (kPoints * 2 + 1 + 2 * memory) * padded + mapped + attended; }
+  static constexpr int64_t kPoints = 3;
+};
+
+template <class T>
+class SampleSolver {
+ public:
+  SampleSolver(const AttentionProblem& problem, int64_t channels, const Branch<T>& branch, const SolverOptions& options, Arena& arena)
+      : problem_(problem), options_(options), sizes_(problem, channels, options), branch_(branch), channels_(channels) {
+    problem_.batch = 1;
+    arena.reset();
+    const auto take = [&](int64_t count) { return arena.take<T>(count + kSlack); };
+    const auto take_entries = [&] {
+      T* result = take(sizes_.padded);
+      std::fill(result + sizes_.entries, result + sizes_.padded, T(0));
+      return result;
+    };
+    y_ = take_entries();
+    for (auto& point : points_) point = {take_entries(), take_entries()};
+    for (int64_t m = 0; m < sizes_.memory; ++m) {
+      changes_[m] = take_entries();
+      steps_[m] = take_entries();
+    }
+    mapped_ = take(sizes_.mapped);
+    attended_ = take(sizes_.attended);
+  }
+
+  void solve(const T* y, T* x, double& residual, int32_t& iterations, int32_t& status) {
+    const auto finish = [&](SolverStatus how, const T* from, double best, int64_t iteration) {
+      std::copy_n(from, sizes_.entries, x);
+      residual = best;
+      iterations = static_cast<int32_t>(iteration);
+      status = static_cast<int32_t>(how);
+    };
+    const double squares = sum_of_squares(y, sizes_.entries);
+    // What is not finite in y never becomes so. (Squares may also overflow.)
+    if (!std::isfinite(squares) && !std::all_of(y, y + sizes_.entries, [](T entry) { return std::isfinite(entry); })) {
+      return finish(SolverStatus::kNotFinite, y, kInfinity, 0);
+    }
+    scale_ = 1 + rms(squares);
+    std::copy_n(y, sizes_.entries, y_);
+
+    Monitor monitor;
+    taken_ = live_ = waiting_ = 0;
+    price_ = 1;
+    accelerated_ = false;
+    Point<T> current = points_[0];
+    std::copy_n(y, sizes_.entries, current.x);
+    Point<T> best, previous;
+    for (int64_t iteration = 0;; ++iteration) {
+      evaluate(current, iteration > 0 && sizes_.memory > 0 ? &previous : nullptr);
+      // A start whose residual is not finite stays the best iterate until a finite one comes.
+      if (iteration == 0) {
+        best = current;
+        if (!std::isfinite(best.residual)) best.residual = kInfinity;
+      } else if (current.residual < best.residual) {
+        best = current;
+      }
+      const SolverStatus how = monitor.observe(current.residual, options_);
+      if (how != SolverStatus::kNotConverged || iteration == options_.max_iterations) {
+        return finish(how, best.x, monitor.best(), iteration);
+      }
+      const bool rejected = accelerated_ && !(current.residual <= best.residual);
+      const Point<T> base = rejected ? best : current;
+      Point<T> next = unused(base, best);
+      if (sizes_.memory == 0) {
+        step(base, 1.0, 0, next);
+      } else if (iteration == 0) {
+        step(base, options_.mixing, 0, next);
+      } else {
+        advance(base, rejected, next);
+      }
+      previous = base;
+      current = next;
+    }
+  }
+
+ private:
+  double rms(double squares) const { return std::sqrt(squares / double(std::max<int64_t>(1, sizes_.entries))); }
+
+  /// Eight sums side by side: one alone would wait for itself.
+  static double sum_of_squares(const T* from, int64_t count) {
+    std::array<double, 8> sums{};
+    int64_t e = 0;
+    for (; e + 8 <= count; e += 8) {
+      for (int64_t lane = 0; lane < 8; ++lane) sums[lane] += double(from[e + lane]) * double(from[e + lane]);
+    }
+    for (; e < count; ++e) sums[0] += double(from[e]) * double(from[e]);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+  }
+
+  /// y - g(x), and the residual. Where there is a point before this one, their differences go into the history at once: if it turns out
+  /// that the step has to be rejected, the whole history is forgotten anyway.
+  void evaluate(Point<T>& point, const Point<T>* previous) {
+    const int64_t n = problem_.positions, scores = problem_.depth * n;
+    run_map({2 * problem_.depth + problem_.values, channels_, n, branch_.weight.data(), branch_.bias.data(), point.x}, mapped_);
+    attention_forward<T>(problem_, {mapped_, mapped_ + scores, mapped_ + 2 * scores}, {}, attended_);
+    run_image({channels_, problem_.values, n, branch_.output_weight.data(), branch_.output_bias.data(), attended_}, y_, point.image);
+    const double squares = previous ? remember(point, *previous) : run_squares(point.x, point.image, sizes_.padded);
+    point.residual = rms(squares) / scale_;
+  }
+
+  /// Takes the newest difference into the history, whose columns in use `slots_` lists. Returns the sum of the squares of the defect.
+  double remember(const Point<T>& point, const Point<T>& previous) {
+    const int64_t slot = taken_++ % sizes_.memory;
+    live_ = std::remove(slots_.begin(), slots_.begin() + live_, slot) - slots_.begin();
+    for (int64_t m = 0; m < live_; ++m) listed_[m] = changes_[slots_[m]];
+    std::array<double, kLargestMemory> products;
+    double squares = 0;
+    run_history({sizes_.padded, T(options_.mixing), point.x, point.image, previous.x, previous.image, changes_[slot], steps_[slot], live_,
+                 listed_.data(), products.data(), &right_[slot], &squares});
+    // The defect is the one before plus the change: only its product with the change itself is new.
+    for (int64_t m = 0; m < live_; ++m) right_[slots_[m]] += products[m];
+    slots_[live_++] = slot;
+    for (int64_t m = 0; m < live_; ++m) equations_.set(slot, slots_[m], products[m]);
+    // A finite residual says that the whole defect is finite. Nothing else may stay in the history: 0 x NaN is NaN.
+    if (!std::isfinite(squares) || !std::isfinite(previous.residual)) live_ = 0;
+    return squares;
+  }
+
+  /// Arrays that hold neither of two points.
+  Point<T> unused(const Point<T>& one, const Point<T>& other) const {
+    const auto free = [&](const Point<T>& point) { return point.x != one.x && point.x != other.x; };
+    return *std::find_if(points_.begin(), points_.end(), free);
+  }
+
+  void step(const Point<T>& base, double mixing, int64_t count, const Point<T>& next) const {
+    run_step({sizes_.padded, T(mixing), base.x, base.image, count, weights_.data(), listed_.data(), next.x});
+  }
+
+  /// Whether to take a plain step now: Anderson::wait in invattn/solver/anderson.cpp, which says why.
+  bool wait(bool rejected) {
+    waiting_ = rejected ? price_ : std::max<int64_t>(waiting_ - 1, 0);
+    if (rejected) {
+      price_ = std::min(2 * price_, kLargestPrice);
+    } else if (accelerated_) {
+      price_ = 1;
+    }
+    return waiting_ > 0;
+  }
+
+  /// Anderson::advance.
+  void advance(const Point<T>& base, bool rejected, const Point<T>& next) {
+    const bool plain = wait(rejected);
+    if (rejected) live_ = 0;
+    if (plain) {
+      accelerated_ = false;
+      return step(base, 1.0, 0, next);
+    }
+    std::array<double, kLargestMemory> right, gamma;
+    for (int64_t m = 0; m < live_; ++m) right[m] = right_[slots_[m]];
+    accelerated_ = equations_.solve(live_, slots_.data(), right.data(), options_.regularization, gamma.data());
+    for (int64_t m = 0; m < live_; ++m) {
+      weights_[m] = static_cast<T>(gamma[m]);
+      listed_[m] = steps_[slots_[m]];
+    }
+    step(base, options_.mixing, accelerated_ ? live_ : 0, next);
+  }
+
+  AttentionProblem problem_;
+  const SolverOptions& options_;
+  const Sizes sizes_;
+  const Branch<T>& branch_;
+  const int64_t channels_;
+  double scale_ = 1.0;
+
+  T* y_;
+  T* mapped_;    // (2 D + V, N): query, key, value
+  T* attended_;  // (V, N)
+  std::array<Point<T>, Sizes::kPoints> points_;
+  std::array<T*, kLargestMemory> changes_{};  // of the defect, dF
+  std::array<T*, kLargestMemory> steps_{};    // dX - mixing dF
+  NormalEquations equations_;
+
+  int64_t taken_ = 0;  // differences so far
+  int64_t live_ = 0;   // columns in use
+  std::array<int64_t, kLargestMemory> slots_{};
+  std::array<const T*, kLargestMemory> listed_{};
+  std::array<double, kLargestMemory> right_{};  // products of the changes with the newest defect
+  std::array<T, kLargestMemory> weights_{};
+  bool accelerated_ = false;  // whether the current iterate came from an accelerated step
+  int64_t waiting_ = 0;       // plain steps still to take, this one included
+  int64_t price_ = 1;         // plain steps that the next rejection costs
+};
+
+}  // namespace
+
+template <class T>
+bool solver_covers(const AttentionProblem& problem, int64_t channels, const SolverOptions& options) {
+  if (!covers(problem) || channels < 0 || options.memory < 0 || options.memory > kLargestMemory) return false;
+  return Sizes(problem, channels, options).numbers() * static_cast<int64_t>(sizeof(T)) <= kStateBytes;
+}
+
+template <class T>
+void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const SolverOptions& options, const T* y,
+           T* x, const SolverReport& report, const ParallelFor& parallel) {
+  const Branch<T> branch(problem, channels, weights);
+  const int64_t entries = channels * problem.positions;
+  for_each(parallel, problem.batch, 1, [&](int64_t begin, int64_t end) {
+    static thread_local Arena arena;
+    SampleSolver<T> solver(problem, channels, branch, options, arena);
+    for (int64_t b = begin; b < end; ++b) {
+      solver.solve(y + b * entries, x + b * entries, report.residual[b], report.iterations[b], report.status[b]);
+    }
+  });
+}
+
+template bool solver_covers<float>(const AttentionProblem&, int64_t, const SolverOptions&);
+template bool solver_covers<double>(const AttentionProblem&, int64_t, const SolverOptions&);
+template void solve<float>(const AttentionProblem&, int64_t, const BranchWeights<float>&, const SolverOptions&, const float*, float*,
+                           const SolverReport&, const ParallelFor&);
+template void solve<double>(const AttentionProblem&, int64_t, const BranchWeights<double>&, const SolverOptions&, const double*, double*,
+                            const SolverReport&, const ParallelFor&);
+
+}  // namespace invattn::kernels::cpu
+#endif

@@ -1,0 +1,564 @@
+// Attention with s_ij = a_i + b_j: both sequences are sorted once, then every sum over pairs is a walk along them (sum_pass.h).
+// Row and column sums are computed again for the derivatives, in double: that costs less than the logarithms lose in float32.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "invattn/kernels/cpu/attention_samples.h"
+#include "invattn/kernels/cpu/sum_pass.h"
+
+namespace invattn::kernels::cpu {
+namespace {
+
+/// Whether all numbers of some arrays are finite. Sorted, a NaN would be taken for a position like any other, and relu would lose it.
+template <class T>
+bool all_finite(std::initializer_list<std::pair<const T*, int64_t>> arrays) {
+  using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  const auto infinity = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
+  Bits found = 0;
+  for (const auto& [values, count] : arrays) {
+    for (int64_t i = 0; i < count; ++i) {
+      found |= static_cast<Bits>((std::bit_cast<Bits>(values[i]) & std::numeric_limits<Bits>::max()) >= infinity);
+    }
+  }
+  return found == 0;
+}
+
+/// Otherwise the whole sample is NaN.
+template <class T>
+void fill_with_nan(std::initializer_list<std::pair<T*, int64_t>> arrays) {
+  for (const auto& [values, count] : arrays) std::fill(values, values + count, std::numeric_limits<T>::quiet_NaN());
+}
+
+/// The order that sorts `values`, by radix: stable, linear, and at no risk from a NaN.
+template <class T>
+const int32_t* sorted_order(const T* values, int64_t n, Arena& arena) {
+  using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  constexpr int kBits = static_cast<int>(8 * sizeof(T));
+  const int digit = n < 2048 ? 8 : 11;
+  const int buckets = 1 << digit;
+  struct Entry {
+    Key key;
+    int32_t index;
+  };
+  Entry* from = arena.take<Entry>(n);
+  Entry* to = arena.take<Entry>(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const Key bits = std::bit_cast<Key>(values[i]);
+    from[i] = {bits >> (kBits - 1) ? Key(~bits) : Key(bits | (Key(1) << (kBits - 1))), static_cast<int32_t>(i)};
+  }
+  const int digits = (kBits + digit - 1) / digit;
+  int32_t* counts = arena.zeros<int32_t>(int64_t(digits) * buckets);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int k = 0; k < digits; ++k) ++counts[k * buckets + static_cast<int>((from[i].key >> (k * digit)) & Key(buckets - 1))];
+  }
+  for (int k = 0; k < digits; ++k) {
+    int32_t* starts = counts + int64_t(k) * buckets;
+    const int shift = k * digit;
+    if (starts[(from[0].key >> shift) & Key(buckets - 1)] == n) continue;  // all alike in this digit
+    int32_t start = 0;
+    for (int bucket = 0; bucket < buckets; ++bucket) start += std::exchange(starts[bucket], start);
+    for (int64_t i = 0; i < n; ++i) to[starts[(from[i].key >> shift) & Key(buckets - 1)]++] = from[i];
+    std::swap(from, to);
+  }
+  auto* order = arena.take<int32_t>(n);
+  for (int64_t i = 0; i < n; ++i) order[i] = from[i].index;
+  return order;
+}
+
+template <class T>
+struct SumSample {
+  using A = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+
+  const AttentionProblem& p;
+  Arena& arena;
+  int64_t n = p.positions;
+  const int32_t* row_order = nullptr;
+  const int32_t* column_order = nullptr;
+  double* a = nullptr;  // ascending
+  double* b = nullptr;
+  A* row_totals = nullptr;     // sums, or their logarithms, in the order of a
+  A* column_totals = nullptr;  // in the order of b
+  A total = 0;
+  /// Where float32 data are moderate, no shifts: sums instead of their logarithms.
+  bool bounded = false;
+  double* row_powers = nullptr;  // e^a, e^b
+  double* column_powers = nullptr;
+  int32_t* row_split = arena.take<int32_t>(n);  // of the lanes a, and of the lanes b
+  int32_t* column_split = arena.take<int32_t>(n);
+
+  bool logs() const { return p.response != Response::kRelu && !bounded; }
+
+  SumSample(const AttentionProblem& problem, const AttentionInputs<T>& in, Arena& scratch) : p(problem), arena(scratch) {
+    row_order = sorted_order(in.query, n, arena);
+    column_order = sorted_order(in.key, n, arena);
+    a = arena.take<double>(n);
+    b = arena.take<double>(n);
+    for (int64_t i = 0; i < n; ++i) a[i] = double(in.query[row_order[i]]);
+    for (int64_t j = 0; j < n; ++j) b[j] = double(in.key[column_order[j]]);
+    if constexpr (std::is_same_v<A, double>) {
+      const auto within = [&](const double* positions) { return positions[0] >= -kPositionBound && positions[n - 1] <= kPositionBound; };
+      bounded = within(a) && within(b);
+    }
+    if (bounded) {
+      row_powers = arena.take<double>(n);
+      column_powers = arena.take<double>(n);
+      run_powers(a, n, row_powers);
+      run_powers(b, n, column_powers);
+      find_splits(p.response, a, b, n, row_split, column_split);
+    }
+    if (has_rows(p.normalization)) row_totals = totals(a, b);
+    if (has_columns(p.normalization) || has_total(p.normalization)) column_totals = totals(b, a);
+    if (has_total(p.normalization)) {
+      const A top = logs() ? *std::max_element(column_totals, column_totals + n) : A(0);
+      for (int64_t j = 0; j < n; ++j) total += logs() ? std::exp(column_totals[j] - top) : column_totals[j];
+      if (logs()) total = top + std::log(total);
+    }
+  }
+
+  A* totals(const double* lanes, const double* sweep) {
+    A* ones = arena.take<A>(n);
+    A* positions = arena.take<A>(2 * n);
+    std::fill(ones, ones + n, A(1));
+    std::copy_n(lanes, n, positions);
+    std::copy_n(sweep, n, positions + n);
+    const SumSide<A> own{lanes, powers(lanes), positions, ones}, other{sweep, powers(sweep), positions + n, ones};
+    A* values = arena.zeros<A>(n * kSumPadding);
+    for (int64_t y = 0; y < n; ++y) values[y * kSumPadding] = 1;
+    A* result = arena.take<A>(n);
+    if (bounded) {
+      const A* sums = pass(0, own, other, values, 1);
+      for (int64_t x = 0; x < n; ++x) result[x] = sums[x * kSumPadding];
+      return result;
+    }
+    for (int64_t x = 0; x < n; ++x) result[x] = 0;  // relu without any response
+    run_sum_pass(SumPass<A>{p.response, 0, true, false, n, kSumPadding, own, other, values, row_split, result});
+    return result;
+  }
+  const double* powers(const double* positions) const { return positions == a ? row_powers : column_powers; }
+
+  /// A side divided by its totals to the power of `share`.
+  SumSide<A> divided(const double* positions, const A* totals, A share) {
+    auto* exponent = arena.take<A>(n);
+    auto* factor = arena.take<A>(n);
+    for (int64_t i = 0; i < n; ++i) set(positions[i], totals[i], share, exponent[i], factor[i]);
+    return {positions, powers(positions), exponent, factor};
+  }
+  SumSide<A> divided_by_total(const double* positions) {
+    auto* exponent = arena.take<A>(n);
+    auto* factor = arena.take<A>(n);
+    for (int64_t i = 0; i < n; ++i) set(positions[i], total, 1, exponent[i], factor[i]);
+    return {positions, powers(positions), exponent, factor};
+  }
+  SumSide<A> constant(const double* positions, double value) {
+    auto* exponent = arena.take<A>(n);
+    auto* factor = arena.take<A>(n);
+    for (int64_t i = 0; i < n; ++i) exponent[i] = positions[i] + std::log(A(value));
+    std::fill(factor, factor + n, A(value));
+    return {positions, powers(positions), exponent, factor};
+  }
+  void set(double position, A sum, A share, A& exponent, A& factor) const {
+    if (!logs()) {
+      exponent = position;
+      factor = sum == 0 ? 0 : share == 1 ? 1 / sum : 1 / std::sqrt(sum);
+      return;
+    }
+    exponent = position - share * sum;
+    factor = std::exp(-share * std::max(sum, A(0)));
+  }
+
+  /// The sides of the map.
+  SumSide<A> rows() {
+    if (p.normalization == Normalization::kRows) return divided(a, row_totals, 1);
+    if (p.normalization == Normalization::kBalanced) return divided(a, row_totals, A(0.5));
+    return constant(a, 1);
+  }
+  SumSide<A> columns() {
+    if (p.normalization == Normalization::kColumns) return divided(b, column_totals, 1);
+    if (p.normalization == Normalization::kBalanced) return divided(b, column_totals, A(0.5));
+    if (p.normalization == Normalization::kAll) return divided_by_total(b);
+    return constant(b, p.normalization == Normalization::kCount ? 1 / double(n) : 1);
+  }
+
+  void fill_with_sum(A* values) const {
+    A sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += values[i];
+    std::fill(values, values + n, sum);
+  }
+
+  static int64_t padded(int64_t count) { return (count + kSumPadding - 1) / kSumPadding * kSumPadding; }
+
+  /// Values in sorted order: value(c, original index).
+  template <class Value>
+  const A* pack(const int32_t* order, int64_t count, const Value& value) {
+    const int64_t stride = padded(count);
+    A* result = arena.take<A>(n * stride);
+    for (int64_t y = 0; y < n; ++y) {
+      const int64_t at = order[y];
+      A* to = result + y * stride;
+      for (int64_t c = 0; c < count; ++c) to[c] = A(value(c, at));
+      std::fill(to + count, to + stride, A(0));
+    }
+    return result;
+  }
+
+  const A* pass(int order, const SumSide<A>& lanes, const SumSide<A>& sweep, const A* values, int64_t count) {  // (N, padded(count))
+    A* result = arena.take<A>(n * padded(count));
+    int32_t* split = lanes.position == a ? row_split : column_split;
+    run_sum_pass(SumPass<A>{p.response, order, false, bounded, n, padded(count), lanes, sweep, values, split, result});
+    return result;
+  }
+};
+
+/// Changes of the logarithms of the sums along the tangents, times their share, by original index.
+template <class T>
+struct SumChanges {
+  using A = typename SumSample<T>::A;
+  A* row;
+  A* column;
+
+  SumChanges(SumSample<T>& s, const SumSide<A>& rows, const SumSide<A>& columns, const AttentionInputs<T>& tangents)
+      : row(s.arena.template zeros<A>(s.n)), column(s.arena.template zeros<A>(s.n)) {
+    const auto normalization = s.p.normalization;
+    const bool balanced = normalization == Normalization::kBalanced;
+    const A share = balanced ? A(0.5) : A(1);
+    const auto set = [&](const SumSide<A>& lanes, const int32_t* order, const T* own, const SumSide<A>& sweep, const int32_t* other_order,
+                         const T* other, A* to) {
+      const auto* values = s.pack(other_order, 2, [&](int64_t c, int64_t y) { return c == 0 ? A(1) : A(other[y]); });
+      const A* sums = s.pass(1, lanes, sweep, values, 2);
+      for (int64_t x = 0; x < s.n; ++x) {
+        to[order[x]] = share * (A(own[order[x]]) * sums[x * kSumPadding] + sums[x * kSumPadding + 1]);
+      }
+    };
+    if (has_rows(normalization)) {
+      set(balanced ? s.divided(s.a, s.row_totals, 1) : rows, s.row_order, tangents.query, s.constant(s.b, 1), s.column_order, tangents.key,
+          row);
+    }
+    if (has_columns(normalization) || has_total(normalization)) {
+      set(balanced ? s.divided(s.b, s.column_totals, 1) : columns, s.column_order, tangents.key, s.constant(s.a, 1), s.row_order,
+          tangents.query, column);
+    }
+    if (has_total(normalization)) s.fill_with_sum(column);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void sum_forward(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<T>&, T* output, Arena& arena) {
+  const int64_t scores = p.positions, values = p.values * p.positions;
+  if (!all_finite<T>({{in.query, scores}, {in.key, scores}, {in.value, values}})) return fill_with_nan<T>({{output, values}});
+  SumSample<T> s(p, in, arena);
+  const int64_t n = s.n;
+  const auto* packed = s.pack(s.column_order, p.values, [&](int64_t c, int64_t j) { return in.value[c * n + j]; });
+  const auto* result = s.pass(0, s.rows(), s.columns(), packed, p.values);
+  const int64_t stride = s.padded(p.values);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < p.values; ++c) output[c * n + s.row_order[i]] = T(result[i * stride + c] * p.mass);
+  }
+}
+
+template <class T>
+void sum_vjp(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<const T>&, const T* output, const T* cotangent,
+             const Cotangents<T>& results, Arena& arena) {
+  const int64_t scores = p.positions, values = p.values * p.positions;
+  if (!all_finite<T>({{in.query, scores}, {in.key, scores}, {in.value, values}, {cotangent, values}}))
+    return fill_with_nan<T>({{results.query, scores}, {results.key, scores}, {results.value, values}});
+  using A = typename SumSample<T>::A;
+  SumSample<T> s(p, in, arena);
+  const int64_t n = s.n, v = p.values;
+  const SumSide<A> rows = s.rows(), columns = s.columns();
+  const bool balanced = p.normalization == Normalization::kBalanced;
+  const bool by_columns = p.normalization == Normalization::kColumns || has_total(p.normalization);
+  const A mass = p.mass;
+  const A share = balanced ? A(0.5) : A(1);
+
+  // In double the products U . A and F . F_bar keep what the subtraction below needs.
+  const auto* row_values = s.pack(s.row_order, v, [&](int64_t c, int64_t i) { return cotangent[c * n + i]; });
+  const auto* column_values = s.pack(s.column_order, v, [&](int64_t c, int64_t j) { return in.value[c * n + j]; });
+  const int64_t stride = s.padded(v);
+  const A* pulled = s.pass(0, columns, rows, row_values, v);  // (N, stride) in the order of b
+  A* row_pull = arena.zeros<A>(n);                            // U_i . A_i, by original index
+  A* column_pull = arena.zeros<A>(n);                         // F_j . F_bar_j
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t at = s.column_order[j];
+    for (int64_t c = 0; c < v; ++c) {
+      const A value = pulled[j * stride + c] * mass;
+      results.value[c * n + at] = T(value);
+      column_pull[at] += value * A(in.value[c * n + at]);
+    }
+  }
+  if (has_rows(p.normalization)) {
+    const A* forward = s.pass(0, rows, columns, column_values, v);  // again, unrounded
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = s.row_order[i];
+      for (int64_t c = 0; c < v; ++c) row_pull[at] += forward[i * stride + c] * mass * A(cotangent[c * n + at]);
+    }
+  }
+  if (has_total(p.normalization)) s.fill_with_sum(column_pull);
+
+  // q_bar_i = U_i . sum_j T_ij F_j - a row_pull_i sum_j rho_ij - b sum_j gamma_ij column_pull_j, and k_bar_j alike.
+  const A* from_columns = s.pass(1, rows, columns, column_values, v);
+  const A* from_rows = s.pass(1, columns, rows, row_values, v);
+  A* query = arena.zeros<A>(n);  // in the order of a
+  A* key = arena.zeros<A>(n);    // in the order of b
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < v; ++c) query[i] += mass * from_columns[i * stride + c] * A(cotangent[c * n + s.row_order[i]]);
+    for (int64_t c = 0; c < v; ++c) key[i] += mass * from_rows[i * stride + c] * A(in.value[c * n + s.column_order[i]]);
+  }
+  const auto one = [](int64_t, int64_t) { return A(1); };
+  if (has_rows(p.normalization)) {
+    const SumSide<A> full = balanced ? s.divided(s.a, s.row_totals, 1) : rows, plain = s.constant(s.b, 1);
+    const A* slopes = s.pass(1, full, plain, s.pack(s.column_order, 1, one), 1);
+    const A* pulls = s.pass(1, plain, full, s.pack(s.row_order, 1, [&](int64_t, int64_t i) { return row_pull[i]; }), 1);
+    for (int64_t i = 0; i < n; ++i) {
+      query[i] -= share * row_pull[s.row_order[i]] * slopes[i * kSumPadding];
+      key[i] -= share * pulls[i * kSumPadding];
+    }
+  }
+  if (by_columns || balanced) {
+    const SumSide<A> full = balanced ? s.divided(s.b, s.column_totals, 1) : columns, plain = s.constant(s.a, 1);
+    const A* slopes = s.pass(1, full, plain, s.pack(s.row_order, 1, one), 1);
+    const A* pulls = s.pass(1, plain, full, s.pack(s.column_order, 1, [&](int64_t, int64_t j) { return column_pull[j]; }), 1);
+    for (int64_t i = 0; i < n; ++i) {
+      key[i] -= share * column_pull[s.column_order[i]] * slopes[i * kSumPadding];
+      query[i] -= share * pulls[i * kSumPadding];
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    results.query[s.row_order[i]] = T(query[i]);
+    results.key[s.column_order[i]] = T(key[i]);
+  }
+}
+
+template <class T>
+void sum_jvp(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<const T>&, const T* output,
+             const AttentionInputs<T>& tangents, T* result, Arena& arena) {
+  const int64_t scores = p.positions, values = p.values * p.positions;
+  if (!all_finite<T>({{in.query, scores},
+                      {in.key, scores},
+                      {in.value, values},
+                      {tangents.query, scores},
+                      {tangents.key, scores},
+                      {tangents.value, values}}))
+    return fill_with_nan<T>({{result, values}});
+  using A = typename SumSample<T>::A;
+  SumSample<T> s(p, in, arena);
+  const int64_t n = s.n, v = p.values;
+  const SumSide<A> rows = s.rows(), columns = s.columns();
+  const SumChanges<T> change(s, rows, columns, tangents);
+  const auto value = [&](int64_t c, int64_t j) { return A(in.value[c * n + j]); };
+  const A* slopes = s.pass(
+      1, rows, columns,
+      s.pack(s.column_order, 2 * v, [&](int64_t c, int64_t j) { return c < v ? value(c, j) : value(c - v, j) * A(tangents.key[j]); }),
+      2 * v);
+  // R_ij F_j comes along where the row's change is to be taken off it.
+  const int64_t plain = has_rows(p.normalization) ? 2 * v : v;
+  const A* responses = s.pass(
+      0, rows, columns,
+      s.pack(s.column_order, plain,
+             [&](int64_t c, int64_t j) { return c < v ? A(tangents.value[c * n + j]) - change.column[j] * value(c, j) : value(c - v, j); }),
+      plain);
+  const int64_t slope_stride = s.padded(2 * v), stride = s.padded(plain);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = s.row_order[i];
+    const A* slope = slopes + i * slope_stride;
+    const A* response = responses + i * stride;
+    for (int64_t c = 0; c < v; ++c) {
+      A sum = A(tangents.query[at]) * slope[c] + slope[v + c] + response[c];
+      if (plain > v) sum -= change.row[at] * response[v + c];
+      result[c * n + at] = T(sum * A(p.mass));
+    }
+  }
+}
+
+namespace {
+
+/// One side of the change of a score's cotangent, by original index. With W_xy = mass P_x . Q_y - pull_x - pull_y (product_attention.cpp):
+///   G'_xy = phi'' (t_x + t_y) W_xy + phi' (mass (P_x . Q'_y + P'_x . Q_y) - change_x - change_y - W_xy (log_x + log_y)).
+template <class T, class A>
+struct SecondSide {
+  const SumSide<A>& side;
+  const int32_t* order;
+  const T* tangent;  // t, (N)
+  const A* log;      // changes of the logarithms of the sums, times their share, (N)
+  const T* vectors;  // P or Q, (V, N)
+  const T* moved;    // P' or Q', (V, N); null where it does not change
+  const A* pull;     // (N)
+  const A* change;   // (N)
+};
+
+/// result_x += sum_y G'_xy, by original index.
+template <class T, class A>
+void add_second(SumSample<T>& s, const SecondSide<T, A>& own, const SecondSide<T, A>& other, int64_t v, A* result) {
+  const int64_t n = s.n, count = 2 * v + 4;
+  const auto vectors = [&](const SecondSide<T, A>& of, int64_t c, int64_t i) { return A(of.vectors[c * n + i]); };
+  const auto moved = [&](const SecondSide<T, A>& of, int64_t c, int64_t i) { return of.moved ? A(of.moved[c * n + i]) : A(0); };
+  // Q, t Q, 1, t, pull, t pull; and Q, Q' - log Q, 1, log, pull, change - log pull.
+  const auto* curved = s.pack(other.order, count, [&](int64_t c, int64_t y) {
+    const A tangent = A(other.tangent[y]);
+    if (c < 2 * v) return vectors(other, c % v, y) * (c < v ? A(1) : tangent);
+    return ((c - 2 * v) % 2 ? tangent : A(1)) * (c - 2 * v < 2 ? A(1) : other.pull[y]);
+  });
+  const auto* sloped = s.pack(other.order, count, [&](int64_t c, int64_t y) {
+    if (c < v) return vectors(other, c, y);
+    if (c < 2 * v) return moved(other, c - v, y) - other.log[y] * vectors(other, c - v, y);
+    if (c - 2 * v < 2) return c == 2 * v ? A(1) : other.log[y];
+    return c - 2 * v == 2 ? other.pull[y] : other.change[y] - other.log[y] * other.pull[y];
+  });
+  const A* curvatures = s.pass(2, own.side, other.side, curved, count);
+  const A* slopes = s.pass(1, own.side, other.side, sloped, count);
+  const int64_t stride = s.padded(count);
+  const A mass = s.p.mass;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t x = own.order[i];
+    const A* curvature = curvatures + i * stride;
+    const A* slope = slopes + i * stride;
+    const A tangent = A(own.tangent[x]), log = own.log[x], pull = own.pull[x];
+    A sum = 0;
+    for (int64_t c = 0; c < v; ++c) {
+      sum += vectors(own, c, x) * (tangent * curvature[c] + curvature[v + c] + slope[v + c] - log * slope[c]) + moved(own, c, x) * slope[c];
+    }
+    sum *= mass;
+    const A* first = curvature + 2 * v;
+    const A* second = slope + 2 * v;
+    sum -= tangent * (pull * first[0] + first[2]) + pull * first[1] + first[3];
+    sum -= own.change[x] * second[0] + second[3] - log * second[2] - pull * (log * second[0] + second[1]);
+    result[x] += sum;
+  }
+}
+
+}  // namespace
+
+template <class T>
+void sum_hvp(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<const T>&, const T*, const T* cotangent,
+             const AttentionInputs<T>& tangents, T* result, const Cotangents<T>& results, Arena& arena) {
+  const int64_t scores = p.positions, values = p.values * p.positions;
+  if (!all_finite<T>({{in.query, scores},
+                      {in.key, scores},
+                      {in.value, values},
+                      {cotangent, values},
+                      {tangents.query, scores},
+                      {tangents.key, scores},
+                      {tangents.value, values}}))
+    return fill_with_nan<T>({{result, values}, {results.query, scores}, {results.key, scores}, {results.value, values}});
+  using A = typename SumSample<T>::A;
+  SumSample<T> s(p, in, arena);
+  const int64_t n = s.n, v = p.values;
+  const SumSide<A> rows = s.rows(), columns = s.columns();
+  const A mass = p.mass;
+  const SumChanges<T> change(s, rows, columns, tangents);
+  // A' and F_bar', and beside them A and F_bar: they stay in the accumulators' precision for the products below.
+  const auto push = [&](const SumSide<A>& own, const int32_t* own_order, const T* own_tangent, const A* own_log, const SumSide<A>& other,
+                        const int32_t* other_order, const T* other_tangent, const A* other_log, const T* vectors, const T* moved,
+                        A* changed, A* plain) {
+    const auto value = [&](int64_t c, int64_t y) { return A(vectors[c * n + y]); };
+    const A* slopes = s.pass(
+        1, own, other,
+        s.pack(other_order, 2 * v, [&](int64_t c, int64_t y) { return c < v ? value(c, y) : value(c - v, y) * A(other_tangent[y]); }),
+        2 * v);
+    const A* responses =
+        s.pass(0, own, other,
+               s.pack(other_order, 2 * v,
+                      [&](int64_t c, int64_t y) {
+                        return c < v ? value(c, y) : (moved ? A(moved[(c - v) * n + y]) : A(0)) - other_log[y] * value(c - v, y);
+                      }),
+               2 * v);
+    const int64_t stride = s.padded(2 * v);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t x = own_order[i];
+      const A* slope = slopes + i * stride;
+      const A* response = responses + i * stride;
+      for (int64_t c = 0; c < v; ++c) {
+        plain[x * v + c] = mass * response[c];
+        changed[x * v + c] = mass * (A(own_tangent[x]) * slope[c] + slope[v + c] + response[v + c] - own_log[x] * response[c]);
+      }
+    }
+  };
+  A* output = arena.take<A>(n * v);  // (N, V), by original index, as the next three
+  A* output_change = arena.take<A>(n * v);
+  A* value = arena.take<A>(n * v);
+  A* value_change = arena.take<A>(n * v);
+  push(rows, s.row_order, tangents.query, change.row, columns, s.column_order, tangents.key, change.column, in.value, tangents.value,
+       output_change, output);
+  push(columns, s.column_order, tangents.key, change.column, rows, s.row_order, tangents.query, change.row, cotangent, nullptr,
+       value_change, value);
+  A* nothing = arena.zeros<A>(n);
+  A* row_pull = arena.zeros<A>(n);
+  A* row_pull_change = arena.zeros<A>(n);
+  A* column_pull = arena.zeros<A>(n);
+  A* column_pull_change = arena.zeros<A>(n);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < v; ++c) {
+      const int64_t at = c * n + i, sorted = i * v + c;
+      result[at] = T(output_change[sorted]);
+      results.value[at] = T(value_change[sorted]);
+      if (has_rows(p.normalization)) {
+        row_pull[i] += A(cotangent[at]) * output[sorted];
+        row_pull_change[i] += A(cotangent[at]) * output_change[sorted];
+      }
+      if (has_columns(p.normalization) || has_total(p.normalization)) {
+        column_pull[i] += A(in.value[at]) * value[sorted];
+        column_pull_change[i] += A(in.value[at]) * value_change[sorted] + A(tangents.value[at]) * value[sorted];
+      }
+    }
+  }
+  if (has_total(p.normalization)) {
+    s.fill_with_sum(column_pull);
+    s.fill_with_sum(column_pull_change);
+  }
+
+  A* query = arena.zeros<A>(n);
+  A* key = arena.zeros<A>(n);
+  const auto both = [&](const SecondSide<T, A>& row, const SecondSide<T, A>& column, int64_t vectors) {
+    add_second(s, row, column, vectors, query);
+    add_second(s, column, row, vectors, key);
+  };
+  const auto row = [&](const SumSide<A>& side, const A* log, const A* pull, const A* pull_change) {
+    return SecondSide<T, A>{side, s.row_order, tangents.query, log, cotangent, nullptr, pull, pull_change};
+  };
+  const auto column = [&](const SumSide<A>& side, const A* log, const A* pull, const A* pull_change) {
+    return SecondSide<T, A>{side, s.column_order, tangents.key, log, in.value, tangents.value, pull, pull_change};
+  };
+  if (p.normalization != Normalization::kBalanced) {
+    both(row(rows, change.row, row_pull, row_pull_change), column(columns, change.column, column_pull, column_pull_change), v);
+  } else {
+    both(row(rows, change.row, nothing, nothing), column(columns, change.column, nothing, nothing), v);
+    // X_i / (2 r_i) and Y_j / (2 c_j) with divisors of their own.
+    for (int64_t i = 0; i < n; ++i) {
+      row_pull_change[i] = (row_pull_change[i] - 2 * change.row[i] * row_pull[i]) / 2;
+      column_pull_change[i] = (column_pull_change[i] - 2 * change.column[i] * column_pull[i]) / 2;
+      row_pull[i] /= 2;
+      column_pull[i] /= 2;
+    }
+    const SumSide<A> full_rows = s.divided(s.a, s.row_totals, 1), full_columns = s.divided(s.b, s.column_totals, 1);
+    const SumSide<A> plain_rows = s.constant(s.a, 1), plain_columns = s.constant(s.b, 1);
+    both(row(full_rows, nothing, row_pull, row_pull_change), column(plain_columns, nothing, nothing, nothing), 0);
+    both(row(plain_rows, nothing, nothing, nothing), column(full_columns, nothing, column_pull, column_pull_change), 0);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    results.query[i] = T(query[i]);
+    results.key[i] = T(key[i]);
+  }
+}
+
+template void sum_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<float>&, float*, Arena&);
+template void sum_vjp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                             const float*, const Cotangents<float>&, Arena&);
+template void sum_jvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                             const AttentionInputs<float>&, float*, Arena&);
+template void sum_hvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                             const float*, const AttentionInputs<float>&, float*, const Cotangents<float>&, Arena&);
+template void sum_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<double>&, double*, Arena&);
+template void sum_vjp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&, const double*,
+                              const double*, const Cotangents<double>&, Arena&);
+template void sum_jvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&, const double*,
+                              const AttentionInputs<double>&, double*, Arena&);
+template void sum_hvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&, const double*,
+                              const double*, const AttentionInputs<double>&, double*, const Cotangents<double>&, Arena&);
+
+}  // namespace invattn::kernels::cpu

@@ -1,0 +1,63 @@
+// The CUDA kernels of a build without a CUDA toolkit: they cover nothing, so that nobody calls them.
+
+#include <stdexcept>
+
+#include "invattn/kernels/cuda/attention.h"
+#include "invattn/kernels/cuda/device.h"
+#include "invattn/kernels/cuda/solver.h"
+
+namespace invattn::kernels::cuda {
+namespace {
+
+[[noreturn]] void absent() { throw std::logic_error("[kernels] this build has no CUDA kernels; covers() said so."); }
+
+}  // namespace
+
+int multiprocessors() { absent(); }
+const char* take_error() { return nullptr; }
+bool covers(const AttentionProblem&) { return false; }
+bool solver_covers(const AttentionProblem&, int64_t, const SolverOptions&) { return false; }
+size_t solver_workspace_bytes(const AttentionProblem&, int64_t, const SolverOptions&, int) { absent(); }
+void solve(const AttentionProblem&, int64_t, const BranchWeights<float>&, const SolverOptions&, const float*, float*, const SolverReport&,
+           const Launch&) {
+  absent();
+}
+
+template <class T>
+size_t attention_workspace_bytes(const AttentionProblem&, int) {
+  absent();
+}
+template <class T>
+void attention_forward(const AttentionProblem&, const AttentionInputs<T>&, AttentionSums<T>, T*, const Launch&) {
+  absent();
+}
+template <class T>
+void attention_vjp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, T*, T*, T*,
+                   const Launch&) {
+  absent();
+}
+template <class T>
+void attention_jvp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const AttentionInputs<T>&,
+                   T*, const Launch&) {
+  absent();
+}
+template <class T>
+void attention_hvp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*,
+                   const AttentionInputs<T>&, T*, T*, T*, T*, const Launch&) {
+  absent();
+}
+
+#define INVATTN_INSTANTIATE(T)                                                                                                          \
+  template size_t attention_workspace_bytes<T>(const AttentionProblem&, int);                                                           \
+  template void attention_forward<T>(const AttentionProblem&, const AttentionInputs<T>&, AttentionSums<T>, T*, const Launch&);          \
+  template void attention_vjp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
+                                 T*, T*, T*, const Launch&);                                                                            \
+  template void attention_jvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*,           \
+                                 const AttentionInputs<T>&, T*, const Launch&);                                                         \
+  template void attention_hvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
+                                 const AttentionInputs<T>&, T*, T*, T*, T*, const Launch&)
+
+INVATTN_INSTANTIATE(float);
+INVATTN_INSTANTIATE(double);
+
+}  // namespace invattn::kernels::cuda

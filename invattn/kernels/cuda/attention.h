@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+
+#include "invattn/kernels/attention.h"
+
+// The attention kernels on a CUDA device: the interface of invattn/kernels/attention.h with device pointers, a stream, and a workspace that
+// the caller owns. Nothing here allocates or waits. Results are bitwise the same in every run on one kind of device.
+
+namespace invattn::kernels::cuda {
+
+/// Parts of each entry of AttentionSums.
+inline constexpr int64_t kSumParts = 1;
+
+/// Depth up to which the kernels are compiled; more falls back to the reference.
+inline constexpr int64_t kLargestDepth = 32;
+
+/// Product score: exp, elu+1, relu, any number of values. Sum score: elu+1, relu.
+bool covers(const AttentionProblem& problem);
+
+/// Bytes that forward, vjp, jvp and hvp need, the largest of the four. `multiprocessors` of the device decides how finely large maps are
+/// split.
+template <class T>
+size_t attention_workspace_bytes(const AttentionProblem& problem, int multiprocessors);
+
+struct Launch {
+  void* stream = nullptr;     // a cudaStream_t: this header is for builds without a CUDA toolkit, too (absent.cpp)
+  void* workspace = nullptr;  // attention_workspace_bytes, aligned to 256 bytes
+  int multiprocessors = 132;  // as given to attention_workspace_bytes
+};
+
+/// For the product score `sums` has to hold every sum that the normalisation divides by: columns (columns, balanced), rows (rows,
+/// balanced), total (all): natural logarithms for exp and elu+1, the sums themselves for relu. The sum score keeps none and works them out
+/// again, in double.
+template <class T>
+void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>& inputs, AttentionSums<T> sums, T* output,
+                       const Launch& launch);
+
+template <class T>
+void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
+                   const T* cotangent, T* query, T* key, T* value, const Launch& launch);
+
+template <class T>
+void attention_jvp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
+                   const AttentionInputs<T>& tangents, T* result, const Launch& launch);
+
+/// As cpu::attention_hvp.
+template <class T>
+void attention_hvp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
+                   const T* cotangent, const AttentionInputs<T>& tangents, T* result, T* query, T* key, T* value, const Launch& launch);
+
+}  // namespace invattn::kernels::cuda

@@ -1,0 +1,261 @@
+// Attention with the product score for maps of any size: one kernel per pass over all pairs, O(N) memory.
+//
+// A grid of (blocks of owners, parts of the others, samples). Each block leaves the sums of its part in the workspace; a second, small
+// kernel adds the parts in a fixed order (no atomics), so that results do not depend on which block ran first. With one part there is
+// nothing to add.
+//
+// Versions (1 sample of 9,701 positions, float32, columns, D 3 and V 12 unless said; ms on an H200):
+//   1  256 threads, 2 owners per thread, 14 parts: forward 0.154, vjp 0.409, jvp 0.307; D 12: 0.281, 0.713, 0.683. Two causes: records in
+//      shared memory are read at 4 cycles per 4 numbers and warp, more than the arithmetic of two owners; and 1,064 blocks are 2.01 rounds
+//      of the 528 that fit.
+//   2  4 owners per thread where registers allow, parts chosen so that the last round is full; stages that share an Op share its kernel;
+//      hvp. Not measured yet.
+
+#include <algorithm>
+
+#include "invattn/kernels/cuda/small_attention.h"
+
+namespace invattn::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kOwners = 128;  // of a block; 64 or 32 where an Op needs the registers
+constexpr int64_t kMostParts = 16;
+constexpr int kFinishThreads = 256;
+
+/// The others are split into at most so many parts, none much smaller than a tile.
+int64_t most_parts(const AttentionProblem& problem) { return std::clamp<int64_t>(problem.positions / 128, 1, kMostParts); }
+
+/// The parts for which the rounds of blocks are fullest: every part more costs its sums written and read again.
+unsigned parts_of(const AttentionProblem& problem, int64_t blocks, int64_t resident) {
+  int64_t best = 1;
+  double least = std::numeric_limits<double>::max();
+  for (int64_t parts = 1; parts <= most_parts(problem); ++parts) {
+    const double rounds = static_cast<double>((blocks * parts + resident - 1) / resident) / static_cast<double>(parts);
+    const double cost = rounds * (1 + 0.005 * static_cast<double>(parts));
+    if (cost < least) {
+      least = cost;
+      best = parts;
+    }
+  }
+  return static_cast<unsigned>(best);
+}
+
+template <class T, class Op>
+__global__ void __launch_bounds__(kThreads) pass_kernel(const Task<T> batch, Stage stage, T* partials) {
+  using L = typename LayoutFor<T, Op, kThreads, kOwners>::type;
+  const Task<T> task = batch.of(blockIdx.z);
+  const Roles<T> r = roles(stage, task);
+  const Shape<T> shape{task.positions, task.depth, task.values};
+  const int64_t n = task.positions, parts = gridDim.y, part = blockIdx.y;
+  const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
+  T* mine = parts == 1 ? nullptr : partials + (blockIdx.z * parts + part) * Op::kSums * n;
+  pair_pass<T, Op, L>(r.owner, r.other, shape, int64_t{blockIdx.x} * L::kOwners, begin, end, reinterpret_cast<T*>(shared_memory()),
+                      [&](int64_t owner, const T* sums) {
+                        if (mine == nullptr) return store_results<T, Op>(r, owner, n, sums);
+#pragma unroll
+                        for (int a = 0; a < Op::kSums; ++a) mine[a * n + owner] = sums[a];
+                      });
+}
+
+/// Adds the parts of a plain sum: the accumulators are independent, one thread each (blockIdx.y).
+template <class T>
+__global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Task<T> batch, Stage stage, const T* partials, int sums, int parts) {
+  const Roles<T> r = roles(stage, batch.of(blockIdx.z));
+  const int64_t n = batch.positions, position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
+  if (position >= n) return;
+  const int channel = blockIdx.y;
+  const T* from = partials + (int64_t{blockIdx.z} * parts * sums + channel) * n + position;
+  T sum = from[0];
+  for (int p = 1; p < parts; ++p) sum += from[int64_t{p} * sums * n];
+  sum *= r.scale;
+  T& result = r.result[channel * n + position];
+  result = r.add ? result + sum : sum;
+}
+
+/// The same for sums of responses: a pair (scale, sum) stays together.
+template <class T, Response kResponse>
+__global__ void __launch_bounds__(kFinishThreads) finish_sums_kernel(const Task<T> batch, Stage stage, const T* partials, int parts) {
+  using Op = SumResponses<T, 1, 1, kResponse>;
+  const Roles<T> r = roles(stage, batch.of(blockIdx.z));
+  const int64_t n = batch.positions, position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
+  if (position >= n) return;
+  const T* from = partials + int64_t{blockIdx.z} * parts * 2 * n + position;
+  T sums[2] = {from[0], from[n]};
+  for (int p = 1; p < parts; ++p) {
+    const T more[2] = {from[(p * 2) * n], from[(p * 2 + 1) * n]};
+    Op::combine(sums, more);
+  }
+  r.result[position] = Op::result(sums, 0, r.scale);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFinishThreads) pulls_kernel(const Task<T> batch) {
+  const int64_t position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
+  if (position < batch.positions) write_pulls(batch.of(blockIdx.z), position);
+}
+
+template <class T, bool kLogs>
+__global__ void __launch_bounds__(1024) total_kernel(const T* numbers, int64_t positions, T* totals) {
+  const T total = block_total<T, kLogs>(numbers + blockIdx.x * positions, positions, reinterpret_cast<T*>(shared_memory()));
+  if (threadIdx.x == 0) totals[blockIdx.x] = total;
+}
+
+/// Runs stages by their names. The template is on the Op alone, so that stages which share one share its kernel.
+template <class T, int kDepth, int kValues, Response kResponse>
+class Runner {
+ public:
+  Runner(const AttentionProblem& problem_, T* partials_, const Launch& launch_) : problem(problem_), partials(partials_), launch(launch_) {}
+
+  template <Stage kStage, bool kBalanced = false>
+  void run(const Task<T>& task, Stage stage = kStage) const {
+    using Op = typename OpOf<kStage, T, kDepth, kValues, kResponse, kBalanced>::type;
+    using L = typename LayoutFor<T, Op, kThreads, kOwners>::type;
+    constexpr auto kBytes = pass_shared_bytes<T, Op, L>();
+    const auto blocks = blocks_of(L::kOwners), batch = static_cast<unsigned>(problem.batch);
+    const auto pass = pass_kernel<T, Op>;
+    const int64_t resident = int64_t{resident_blocks(pass, kThreads, kBytes)} * launch.multiprocessors;
+    const unsigned parts = parts_of(problem, int64_t{blocks} * batch, resident);
+    INVATTN_LAUNCH(pass, dim3(blocks, parts, batch), dim3(kThreads), kBytes, launch.stream, task, stage, partials);
+    if (parts == 1) return;
+    if constexpr (kStage == Stage::kColumnSums) {
+      const auto finish = finish_sums_kernel<T, kResponse>;
+      INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), 1, batch), dim3(kFinishThreads), 0, launch.stream, task, stage, partials,
+                     static_cast<int>(parts));
+    } else {
+      const auto finish = finish_kernel<T>;
+      const auto channels = static_cast<unsigned>(roles(stage, task).channels);
+      const int sums = Op::kSums;
+      INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), channels, batch), dim3(kFinishThreads), 0, launch.stream, task, stage,
+                     partials, sums, static_cast<int>(parts));
+    }
+  }
+  void pulls(const Task<T>& task) const {
+    const auto kernel = pulls_kernel<T>;
+    INVATTN_LAUNCH(kernel, dim3(blocks_of(kFinishThreads), 1, static_cast<unsigned>(problem.batch)), dim3(kFinishThreads), 0, launch.stream,
+                   task);
+  }
+  template <bool kLogs>
+  void total(const T* numbers, T* totals) const {
+    const auto kernel = total_kernel<T, kLogs>;
+    INVATTN_LAUNCH(kernel, dim3(static_cast<unsigned>(problem.batch)), dim3(1024), 2048 * sizeof(T), launch.stream, numbers,
+                   problem.positions, totals);
+  }
+  template <class Body>
+  void blocks_of_values(const Task<T>& task, const Body& body) const {
+    for (int first = 0; first < task.all_values; first += kValues) body(task.block(first, kValues));
+  }
+
+  void forward(const Task<T>& whole) const {
+    if (whole.needs_columns()) run<Stage::kColumnSums>(whole);
+    if (whole.needs_rows()) run<Stage::kColumnSums>(whole, Stage::kRowSums);
+    if (whole.all) total<kResponse != Response::kRelu>(whole.columns, whole.total);
+    blocks_of_values(whole, [&](const Task<T>& task) { run<Stage::kProduct>(task); });
+  }
+
+  template <bool kBalanced>
+  void vjp(const Task<T>& whole) const {
+    blocks_of_values(whole, [&](const Task<T>& task) {
+      run<Stage::kProduct>(task, Stage::kValueGradient);
+      pulls(task);
+      if (task.all) total<false>(task.column_pull, task.total_pull);
+      run<Stage::kQueryGradient, kBalanced>(task);
+      run<Stage::kQueryGradient, kBalanced>(task, Stage::kKeyGradient);
+    });
+  }
+
+  void changes(const Task<T>& whole) const {
+    if (whole.needs_columns()) run<Stage::kColumnChange>(whole);
+    if (whole.needs_rows()) run<Stage::kColumnChange>(whole, Stage::kRowChange);
+    if (whole.all) total<false>(whole.column_change, whole.total_change);
+  }
+
+  void jvp(const Task<T>& whole) const {
+    changes(whole);
+    blocks_of_values(whole, [&](const Task<T>& task) { run<Stage::kProductChange>(task); });
+  }
+
+  template <bool kBalanced>
+  void hvp(const Task<T>& whole) const {
+    changes(whole);
+    blocks_of_values(whole, [&](const Task<T>& task) {
+      run<Stage::kProductChange>(task);
+      run<Stage::kProduct>(task, Stage::kValueGradient);
+      run<Stage::kProductChange>(task, Stage::kValueGradientChange);
+      pulls(task);
+      if (task.all) {
+        total<false>(task.column_pull, task.total_pull);
+        total<false>(task.column_pull_change, task.total_pull_change);
+      }
+      run<Stage::kQueryGradientChange, kBalanced>(task);
+      run<Stage::kQueryGradientChange, kBalanced>(task, Stage::kKeyGradientChange);
+    });
+  }
+
+ private:
+  unsigned blocks_of(int64_t width) const { return static_cast<unsigned>((problem.positions + width - 1) / width); }
+
+  const AttentionProblem& problem;
+  T* partials;
+  const Launch& launch;
+};
+
+template <class T, class Body>
+void with_runner(const AttentionProblem& problem, T* partials, const Launch& launch, const Body& body) {
+  dispatch_shape<T>(problem, [&]<int kDepth, int kValues, Response kResponse>() {
+    body(Runner<T, kDepth, kValues, kResponse>(problem, partials, launch));
+  });
+}
+
+}  // namespace
+
+template <class T>
+int64_t large_partials(const AttentionProblem& problem, int /*multiprocessors*/) {
+  int64_t sums = 0;  // accumulators of the compiled shape
+  dispatch_shape<T>(problem, [&]<int kDepth, int kValues, Response>() { sums = std::max(kDepth, kValues); });
+  return problem.batch * most_parts(problem) * sums * problem.positions;
+}
+
+template <class T>
+void large_forward(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch) {
+  with_runner(problem, partials, launch, [&](const auto& runner) { runner.forward(task); });
+}
+
+template <class T>
+void large_vjp(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch) {
+  with_runner(problem, partials, launch, [&](const auto& runner) {
+    if (problem.normalization == Normalization::kBalanced) {
+      runner.template vjp<true>(task);
+    } else {
+      runner.template vjp<false>(task);
+    }
+  });
+}
+
+template <class T>
+void large_jvp(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch) {
+  with_runner(problem, partials, launch, [&](const auto& runner) { runner.jvp(task); });
+}
+
+template <class T>
+void large_hvp(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch) {
+  with_runner(problem, partials, launch, [&](const auto& runner) {
+    if (problem.normalization == Normalization::kBalanced) {
+      runner.template hvp<true>(task);
+    } else {
+      runner.template hvp<false>(task);
+    }
+  });
+}
+
+#define INVATTN_INSTANTIATE(T)                                                                \
+  template int64_t large_partials<T>(const AttentionProblem&, int);                           \
+  template void large_forward<T>(const AttentionProblem&, const Task<T>&, T*, const Launch&); \
+  template void large_vjp<T>(const AttentionProblem&, const Task<T>&, T*, const Launch&);     \
+  template void large_jvp<T>(const AttentionProblem&, const Task<T>&, T*, const Launch&);     \
+  template void large_hvp<T>(const AttentionProblem&, const Task<T>&, T*, const Launch&);
+INVATTN_INSTANTIATE(float)
+INVATTN_INSTANTIATE(double)
+#undef INVATTN_INSTANTIATE
+
+}  // namespace invattn::kernels::cuda

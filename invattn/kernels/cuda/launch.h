@@ -1,0 +1,58 @@
+#pragma once
+
+// How kernels are launched and how they reach shared memory and their warp, so that the same .cu files also run on a host without a GPU
+// (INVATTN_CUDA_EMULATION, see emulation.h): every kernel is tested there, thread by thread, before it meets a device.
+
+#ifdef INVATTN_CUDA_EMULATION
+#include "invattn/kernels/cuda/emulation.h"
+#else
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#define INVATTN_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                               \
+  do {                                                                                                               \
+    if ((shared_bytes) > 48 * 1024) {                                                                                \
+      ::cudaFuncSetAttribute(kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)); \
+    }                                                                                                                \
+    kernel<<<(grid), (block), (shared_bytes), static_cast<::cudaStream_t>(stream)>>>(__VA_ARGS__);                   \
+  } while (0)
+
+namespace invattn::kernels::cuda {
+
+/// How many blocks of a kernel a multiprocessor holds at once.
+template <class Kernel>
+int resident_blocks(Kernel kernel, int threads, int64_t shared_bytes) {
+  int blocks = 0;
+  ::cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, static_cast<size_t>(shared_bytes));
+  return blocks > 0 ? blocks : 1;
+}
+
+/// The block's dynamic shared memory. One name and type for every kernel, since C++ sees one array.
+__device__ inline char* shared_memory() {
+  extern __shared__ __align__(16) char invattn_shared_memory[];
+  return invattn_shared_memory;
+}
+
+template <class T>
+__device__ inline T shuffle(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+template <class T>
+__device__ inline T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+__device__ inline T shuffle_up(T value, int distance) {
+  return __shfl_up_sync(0xffffffffu, value, distance);
+}
+
+__device__ inline float exp2_of(float x) {  // one instruction, 2 ulp; denormal results become zero
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double exp2_of(double x) { return exp2(x); }
+
+}  // namespace invattn::kernels::cuda
+#endif

@@ -1,0 +1,459 @@
+// The inverse for maps of any size: the kernels of one iteration as the body of a graph's WHILE node, so that the host is never asked and a
+// batch stops where its last sample does. Samples that have stopped keep their iterates; the attention goes on computing theirs in vain.
+//
+// An iteration is: advance (next x, history, 1x1 maps), the passes of attention_forward, residual (output map, defect, parts of the sums
+// over the entries), decide (solver_rules.cuh; sets the condition). Everything that the graph touches lies in the workspace, weights and y
+// included, so that one executable graph serves every call with the same problem, options and workspace: a small cache here owns them.
+// On a stream that is being captured the WHILE node goes into the caller's graph instead.
+//
+// Versions: 1  predicted 12 us per iteration besides the attention at 1x12x9701.
+
+#include <array>
+#include <bit>
+#include <mutex>
+
+#include "invattn/kernels/cuda/launch.h"
+#include "invattn/kernels/cuda/solver_paths.h"
+#include "invattn/kernels/cuda/solver_rules.cuh"
+
+namespace invattn::kernels::cuda {
+namespace {
+
+constexpr int kMost = 16;                      // channels, depth and values
+constexpr int kPositions = 32;                 // of a block
+constexpr int kParts = 4;                      // warps of a block: each does every fourth channel
+constexpr int kThreads = kPositions * kParts;  //
+constexpr int kOwn = kMost / kParts;           // channels of a thread
+constexpr int kDecideThreads = 256;
+constexpr int kGroups = kDecideThreads / kSums;  // of blocks' parts
+
+/// Device pointers into the workspace, and sizes.
+struct Work {
+  int64_t positions, batch;
+  int depth, values, channels, blocks;
+  float *x, *y, *image, *best_x, *best_image, *previous_x, *previous_defect;  // (B, C, N)
+  float *steps, *changes;                                                     // (B, memory, C, N)
+  float *query, *key, *value, *attended;                                      // (B, D, N), (B, V, N)
+  float *rows, *columns, *total;                                              // AttentionSums
+  float *query_weight, *query_bias, *key_weight, *key_bias, *value_weight, *value_bias, *output_weight, *output_bias;
+  double* parts;  // (B, blocks, kSums)
+  SampleState* states;
+  Decision* decisions;
+  int* counters;  // decided, active, running
+  void* attention;
+  SolverRules rules;
+};
+enum Counter { kDecided, kActive, kRunning, kCounters };
+
+#ifdef INVATTN_CUDA_EMULATION
+using Condition = int;
+inline int atomic_add(int* to, int more) {
+  const int before = *to;
+  *to += more;
+  return before;
+}
+inline void fence() {}
+inline void set_condition(Condition, bool) {}
+#else
+using Condition = cudaGraphConditionalHandle;
+__device__ inline int atomic_add(int* to, int more) { return atomicAdd(to, more); }
+__device__ inline void fence() { __threadfence(); }
+__device__ inline void set_condition(Condition condition, bool value) { cudaGraphSetConditional(condition, value ? 1 : 0); }
+#endif
+
+__device__ inline void copy_weights(float* to, const float* from, int count) {
+  for (int t = static_cast<int>(threadIdx.x); t < count; t += kThreads) to[t] = from == nullptr ? 0.0f : from[t];
+}
+
+/// The sums of a block's threads as the block's part.
+__device__ __forceinline__ void write_part(double (&sums)[kSums], double* to) {
+  double(*by_warp)[kSums] = reinterpret_cast<double(*)[kSums]>(shared_memory());
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const double sum = warp_sums(sums);
+  if (lane % 2 == 0) by_warp[warp][lane / 2] = sum;
+  __syncthreads();
+  if (threadIdx.x >= kSums) return;
+  const int v = static_cast<int>(threadIdx.x);
+  double total = by_warp[0][v];
+  for (int w = 1; w < kParts; ++w) total += by_warp[w][v];
+  to[v] = total;
+}
+
+__global__ void __launch_bounds__(kThreads) start_kernel(const Work work, const BranchWeights<float> weights, const float* y) {
+  const int64_t sample = blockIdx.y, n = work.positions, position = int64_t{blockIdx.x} * kPositions + threadIdx.x % kPositions;
+  const int64_t entries = n * work.channels;
+  double sums[kSums] = {};
+  if (position < n) {
+    for (int c = static_cast<int>(threadIdx.x) / kPositions; c < work.channels; c += kParts) {
+      const int64_t e = c * n + position;
+      const float value = y[sample * entries + e];
+      work.x[sample * entries + e] = work.y[sample * entries + e] = value;
+      sums[0] += double(value) * value;
+      sums[kFaults] += isfinite(value) ? 0 : 1;
+      for (int m = 0; m < work.rules.memory; ++m) {
+        const int64_t at = (sample * work.rules.memory + m) * entries + e;
+        work.steps[at] = work.changes[at] = 0;
+      }
+    }
+  }
+  write_part(sums, work.parts + (sample * work.blocks + blockIdx.x) * kSums);
+  if (blockIdx.x != 0 || blockIdx.y != 0) return;
+  copy_weights(work.query_weight, weights.query_weight, work.depth * work.channels);
+  copy_weights(work.query_bias, weights.query_bias, work.depth);
+  copy_weights(work.key_weight, weights.key_weight, work.depth * work.channels);
+  copy_weights(work.key_bias, weights.key_bias, work.depth);
+  copy_weights(work.value_weight, weights.value_weight, work.values * work.channels);
+  copy_weights(work.value_bias, weights.value_bias, work.values);
+  copy_weights(work.output_weight, weights.output_weight, work.channels * work.values);
+  copy_weights(work.output_bias, weights.output_bias, work.channels);
+  if (threadIdx.x < kCounters) work.counters[threadIdx.x] = threadIdx.x == kRunning ? 1 : 0;
+}
+
+/// The sums over a sample's entries from the parts of its blocks: sum v in lanes v and v + 16 of warp 0. For a block of kDecideThreads.
+__device__ inline double sums_of(const Work& work, int64_t sample) {
+  double(*by_group)[kSums] = reinterpret_cast<double(*)[kSums]>(shared_memory());
+  const int thread = static_cast<int>(threadIdx.x), v = thread % kSums, group = thread / kSums;
+  double sum = 0;
+  for (int b = group; b < work.blocks; b += kGroups) sum += work.parts[(sample * work.blocks + b) * kSums + v];
+  by_group[group][v] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int g = 0; g < kGroups / 2; ++g) sum += by_group[thread % 32 / 16 * (kGroups / 2) + g][v];
+  return sum + shuffle_xor(sum, 16);
+}
+
+__global__ void __launch_bounds__(kDecideThreads) begin_kernel(const Work work) {
+  const int64_t sample = blockIdx.x;
+  const double sum = sums_of(work, sample);
+  const double square = shuffle(sum, 0), faults = shuffle(sum, kFaults);
+  if (threadIdx.x != 0) return;
+  start_state(work.states[sample], square, work.rules);
+  work.decisions[sample].kind = faults == 0 ? Decision::kNothing : Decision::kStop;  // never becomes finite
+  work.decisions[sample].improved = 1;
+  if (faults != 0) work.states[sample].status = SolverStatus::kNotFinite;
+}
+
+__global__ void __launch_bounds__(kThreads) advance_kernel(const Work work) {
+  const Decision decision = work.decisions[blockIdx.y];  // a copy, so that it stays in registers
+  if (decision.kind == Decision::kStop) return;
+  const int64_t sample = blockIdx.y, n = work.positions, entries = n * work.channels;
+  const int place = static_cast<int>(threadIdx.x) % kPositions, part = static_cast<int>(threadIdx.x) / kPositions;
+  const int64_t position = int64_t{blockIdx.x} * kPositions + place;
+  float(*xs)[kPositions] = reinterpret_cast<float(*)[kPositions]>(shared_memory());
+  const bool inside = position < n;
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) {
+    const int c = part + k * kParts;
+    float x = 0;
+    if (inside && c < work.channels) {
+      const int64_t e = sample * entries + c * n + position, h = sample * work.rules.memory * entries + c * n + position;
+      x = work.x[e];
+      if (decision.kind != Decision::kNothing) {
+        const Entry at{
+            work.best_x + e, work.best_image + e, work.previous_x + e, work.previous_defect + e, work.steps + h, work.changes + h, entries};
+        x = next_x(decision, work.rules, x, work.image[e], at);
+        work.x[e] = x;
+      }
+    }
+    xs[c][place] = x;
+  }
+  __syncthreads();
+  if (!inside) return;
+  const auto map = [&](const float* weight, const float* bias, float* to, int rows) {
+    for (int r = part; r < rows; r += kParts) {
+      float sum = bias[r];
+#pragma unroll 4
+      for (int c = 0; c < work.channels; ++c) sum = fmaf(weight[r * work.channels + c], xs[c][place], sum);
+      to[(sample * rows + r) * n + position] = sum;
+    }
+  };
+  map(work.query_weight, work.query_bias, work.query, work.depth);
+  map(work.key_weight, work.key_bias, work.key, work.depth);
+  map(work.value_weight, work.value_bias, work.value, work.values);
+}
+
+__global__ void __launch_bounds__(kThreads) residual_kernel(const Work work) {
+  if (work.decisions[blockIdx.y].kind == Decision::kStop) return;
+  const int64_t sample = blockIdx.y, n = work.positions, entries = n * work.channels;
+  const int place = static_cast<int>(threadIdx.x) % kPositions, part = static_cast<int>(threadIdx.x) / kPositions;
+  const int64_t position = int64_t{blockIdx.x} * kPositions + place;
+  float(*in)[kPositions] = reinterpret_cast<float(*)[kPositions]>(shared_memory() + kParts * kSums * sizeof(double));
+  const int iteration = work.states[sample].iteration;
+  const int slot = slot_of(iteration, work.rules.memory);
+  const bool step = iteration > 0 && work.rules.memory > 0, inside = position < n;
+  for (int v = part; v < work.values; v += kParts) in[v][place] = inside ? work.attended[(sample * work.values + v) * n + position] : 0.0f;
+  __syncthreads();
+  double sums[kSums] = {};
+  if (inside) {
+    for (int c = part; c < work.channels; c += kParts) {
+      float branch = work.output_bias[c];
+#pragma unroll 4
+      for (int v = 0; v < work.values; ++v) branch = fmaf(work.output_weight[c * work.values + v], in[v][place], branch);
+      const int64_t e = sample * entries + c * n + position, h = sample * work.rules.memory * entries + c * n + position;
+      const float image = work.y[e] - branch;
+      work.image[e] = image;
+      add_products(sums, work.x[e] - image, step ? work.previous_defect[e] : 0.0f, work.changes + h, entries, work.rules.memory, slot,
+                   step);
+    }
+  }
+  write_part(sums, work.parts + (sample * work.blocks + blockIdx.x) * kSums);
+}
+
+__global__ void __launch_bounds__(kDecideThreads) decide_kernel(const Work work, const Condition condition) {
+  const int64_t sample = blockIdx.x;
+  if (work.decisions[sample].kind != Decision::kStop) {
+    const double sum = sums_of(work, sample);
+    if (threadIdx.x < 32) decide(work.states[sample], sum, work.rules, work.decisions[sample]);
+  }
+  if (threadIdx.x != 0) return;
+  if (work.decisions[sample].kind != Decision::kStop) atomic_add(&work.counters[kActive], 1);
+  fence();
+  if (atomic_add(&work.counters[kDecided], 1) != static_cast<int>(work.batch) - 1) return;
+  fence();
+  const bool running = atomic_add(&work.counters[kActive], 0) > 0;  // the last block: all have added theirs
+  work.counters[kDecided] = work.counters[kActive] = 0;
+  work.counters[kRunning] = running;
+  set_condition(condition, running);
+}
+
+__global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float* x, const SolverReport report) {
+  const int64_t sample = blockIdx.y, n = work.positions, entries = n * work.channels;
+  const int64_t position = int64_t{blockIdx.x} * kPositions + threadIdx.x % kPositions;
+  const SampleState& state = work.states[sample];
+  const float* from = work.decisions[sample].improved ? work.x : work.best_x;
+  if (position < n) {
+    for (int c = static_cast<int>(threadIdx.x) / kPositions; c < work.channels; c += kParts) {
+      x[sample * entries + c * n + position] = from[sample * entries + c * n + position];
+    }
+  }
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  report.residual[sample] = residual_of(state, work.rules);
+  report.iterations[sample] = state.iteration;
+  report.status[sample] = static_cast<int32_t>(state.status);
+}
+
+/// Lays the workspace out from `memory` on; the bytes it takes.
+int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors, void* memory,
+                Work& work) {
+  const int64_t n = problem.positions, b = problem.batch, entries = b * channels * n;
+  work.positions = n;
+  work.batch = b;
+  work.depth = static_cast<int>(problem.depth);
+  work.values = static_cast<int>(problem.values);
+  work.channels = static_cast<int>(channels);
+  work.blocks = static_cast<int>((n + kPositions - 1) / kPositions);
+  work.rules = rules_of(options, channels * n);
+  int64_t bytes = 0;
+  const auto reserve = [&]<class T>(T*& pointer, int64_t count) {
+    pointer = reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+  };
+  reserve(work.states, b);
+  reserve(work.decisions, b);
+  reserve(work.counters, kCounters);
+  reserve(work.parts, b * work.blocks * kSums);
+  for (float** array : {&work.x, &work.y, &work.image, &work.best_x, &work.best_image, &work.previous_x, &work.previous_defect}) {
+    reserve(*array, entries);
+  }
+  reserve(work.steps, work.rules.memory * entries);
+  reserve(work.changes, work.rules.memory * entries);
+  reserve(work.query, b * problem.depth * n);
+  reserve(work.key, b * problem.depth * n);
+  reserve(work.value, b * problem.values * n);
+  reserve(work.attended, b * problem.values * n);
+  reserve(work.rows, b * kSumParts * n);
+  reserve(work.columns, b * kSumParts * n);
+  reserve(work.total, b * kSumParts);
+  for (float** weight : {&work.query_weight, &work.key_weight, &work.value_weight, &work.output_weight}) reserve(*weight, kMost * kMost);
+  for (float** bias : {&work.query_bias, &work.key_bias, &work.value_bias, &work.output_bias}) reserve(*bias, kMost);
+  char* attention = nullptr;
+  reserve(attention, static_cast<int64_t>(attention_workspace_bytes<float>(problem, multiprocessors)));
+  work.attention = attention;
+  return bytes;
+}
+
+constexpr size_t kShared = kParts * kSums * sizeof(double) + kMost * kPositions * sizeof(float);
+static_assert(kShared >= kGroups * kSums * sizeof(double));
+
+/// One iteration on `stream`.
+void run_body(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaStream_t stream, Condition condition) {
+  const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
+  INVATTN_LAUNCH(advance_kernel, grid, dim3(kThreads), kShared, stream, work);
+  Launch launch;
+  launch.stream = stream;
+  launch.workspace = work.attention;
+  launch.multiprocessors = multiprocessors;
+  attention_forward<float>(problem, {work.query, work.key, work.value}, {work.rows, work.columns, work.total}, work.attended, launch);
+  INVATTN_LAUNCH(residual_kernel, grid, dim3(kThreads), kShared, stream, work);
+  INVATTN_LAUNCH(decide_kernel, samples, dim3(kDecideThreads), kShared, stream, work, condition);
+}
+
+#ifndef INVATTN_CUDA_EMULATION
+
+/// Adds the WHILE node to `graph` after `dependencies`.
+cudaError_t add_loop(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaGraph_t graph,
+                     const cudaGraphNode_t* dependencies, size_t count, cudaGraphNode_t& node) {
+  Condition condition;
+  if (const auto error = cudaGraphConditionalHandleCreate(&condition, graph, 1, cudaGraphCondAssignDefault); error != cudaSuccess)
+    return error;
+  cudaGraphNodeParams parameters{};
+  parameters.type = cudaGraphNodeTypeConditional;
+  parameters.conditional.handle = condition;
+  parameters.conditional.type = cudaGraphCondTypeWhile;
+  parameters.conditional.size = 1;
+#if CUDART_VERSION >= 13000
+  const auto added = cudaGraphAddNode(&node, graph, dependencies, nullptr, count, &parameters);
+#else
+  const auto added = cudaGraphAddNode(&node, graph, dependencies, count, &parameters);
+#endif
+  if (added != cudaSuccess) return added;
+  cudaStream_t stream;
+  if (const auto error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); error != cudaSuccess) return error;
+  cudaGraph_t body = parameters.conditional.phGraph_out[0];
+  auto error = cudaStreamBeginCaptureToGraph(stream, body, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed);
+  if (error == cudaSuccess) {
+    run_body(problem, work, multiprocessors, stream, condition);
+    error = cudaStreamEndCapture(stream, &body);
+  }
+  cudaStreamDestroy(stream);
+  return error;
+}
+
+/// Into the graph that `stream` is being captured into.
+cudaError_t capture_loop(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaStream_t stream) {
+  cudaStreamCaptureStatus status;
+  cudaGraph_t graph;
+  const cudaGraphNode_t* dependencies = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const cudaGraphEdgeData* edges = nullptr;
+  auto error = cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &dependencies, &edges, &count);
+#else
+  auto error = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &dependencies, &count);
+#endif
+  if (error != cudaSuccess) return error;
+  cudaGraphNode_t node;
+  error = add_loop(problem, work, multiprocessors, graph, dependencies, count, node);
+  if (error != cudaSuccess) return error;
+#if CUDART_VERSION >= 13000
+  return cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamSetCaptureDependencies);
+#else
+  return cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamSetCaptureDependencies);
+#endif
+}
+
+using Key = std::array<uint64_t, 18>;
+
+Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, const Launch& launch, int device) {
+  const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const auto real = [](double value) { return std::bit_cast<uint64_t>(value); };
+  return {number(device),
+          number(problem.batch),
+          number(problem.depth),
+          number(problem.values),
+          number(problem.positions),
+          number(static_cast<int>(problem.score)),
+          number(static_cast<int>(problem.response)),
+          number(static_cast<int>(problem.normalization)),
+          real(problem.mass),
+          number(channels),
+          real(options.tolerance),
+          number(options.max_iterations),
+          number(options.memory),
+          real(options.mixing),
+          real(options.regularization),
+          number(options.patience),
+          reinterpret_cast<uint64_t>(launch.workspace),
+          number(launch.multiprocessors)};
+}
+
+/// Executable graphs by problem, options and workspace. The oldest gives way; CUDA keeps what still runs until it has ended.
+class Graphs {
+ public:
+  cudaError_t launch(const Key& key, const AttentionProblem& problem, const Work& work, const Launch& launch) {
+    const std::lock_guard lock(mutex_);
+    Slot* found = nullptr;
+    for (Slot& slot : slots_) {
+      if (slot.executable != nullptr && slot.key == key) found = &slot;
+    }
+    if (found == nullptr) {
+      found = &slots_[next_++ % slots_.size()];
+      if (found->executable != nullptr) cudaGraphExecDestroy(found->executable);
+      found->executable = nullptr;
+      cudaGraph_t graph;
+      if (const auto error = cudaGraphCreate(&graph, 0); error != cudaSuccess) return error;
+      cudaGraphNode_t node;
+      cudaGraphExec_t executable = nullptr;
+      auto error = add_loop(problem, work, launch.multiprocessors, graph, nullptr, 0, node);
+      if (error == cudaSuccess) error = cudaGraphInstantiate(&executable, graph, 0);
+      cudaGraphDestroy(graph);
+      if (error != cudaSuccess) return error;
+      *found = {key, executable};
+    }
+    return cudaGraphLaunch(found->executable, static_cast<cudaStream_t>(launch.stream));
+  }
+
+ private:
+  struct Slot {
+    Key key{};
+    cudaGraphExec_t executable = nullptr;
+  };
+  std::mutex mutex_;
+  std::array<Slot, 16> slots_;
+  size_t next_ = 0;
+};
+
+void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, const Work& work, const Launch& launch) {
+  static Graphs graphs;
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &capturing);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a stream is created, also while the caller captures
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (capturing == cudaStreamCaptureStatusActive) {
+    capture_loop(problem, work, launch.multiprocessors, stream);
+  } else {
+    int device = 0;
+    cudaGetDevice(&device);
+    graphs.launch(key_of(problem, channels, options, launch, device), problem, work, launch);
+  }
+  cudaThreadExchangeStreamCaptureMode(&mode);  // errors stay for cudaGetLastError, as those of any launch
+}
+
+#else
+
+void run_loop(const AttentionProblem& problem, int64_t, const SolverOptions&, const Work& work, const Launch& launch) {
+  while (work.counters[kRunning] != 0) run_body(problem, work, launch.multiprocessors, nullptr, 0);
+}
+
+#endif
+
+}  // namespace
+
+bool kernels_cover(const AttentionProblem& problem, int64_t channels) {
+#ifndef INVATTN_CUDA_EMULATION
+  int version = 0;  // WHILE nodes came with 12.4
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version < 12040) return false;
+#endif
+  return covers(problem) && channels >= 1 && channels <= kMost && problem.values <= kMost && problem.depth <= kMost;
+}
+
+size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors) {
+  if (problem.batch == 0 || problem.positions == 0) return 0;
+  Work work{};
+  return static_cast<size_t>(lay_out(problem, channels, options, multiprocessors, nullptr, work));
+}
+
+void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const SolverOptions& options,
+                      const float* y, float* x, const SolverReport& report, const Launch& launch) {
+  Work work{};
+  lay_out(problem, channels, options, launch.multiprocessors, launch.workspace, work);
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
+  INVATTN_LAUNCH(start_kernel, grid, dim3(kThreads), kShared, stream, work, weights, y);
+  INVATTN_LAUNCH(begin_kernel, samples, dim3(kDecideThreads), kShared, stream, work);
+  run_loop(problem, channels, options, work, launch);
+  INVATTN_LAUNCH(finish_kernel, grid, dim3(kThreads), kShared, stream, work, x, report);
+}
+
+}  // namespace invattn::kernels::cuda

@@ -1,0 +1,91 @@
+#include "invattn/ops/attention_inverse.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+
+#include "invattn/kernels/cuda/device.h"
+#include "invattn/kernels/cuda/solver.h"
+#include "invattn/kernels/solver.h"
+#include "invattn/ops/kernel_calls.h"
+#include "invattn/ops/kernels.h"
+
+namespace invattn {
+namespace {
+
+/// Weights that exist and lie as the kernels want them.
+AttentionBranch::Map packed(const AttentionBranch::Map& map, const at::Tensor& y) {
+  return {map.weight.defined() ? map.weight.contiguous() : at::eye(y.size(1), y.options()),
+          map.bias.defined() ? map.bias.contiguous() : at::Tensor()};
+}
+
+template <class T>
+const T* pointer(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+
+template <class T>
+kernels::BranchWeights<T> pointers(const AttentionBranch& branch) {
+  return {pointer<T>(branch.query.weight), pointer<T>(branch.query.bias), pointer<T>(branch.key.weight),    pointer<T>(branch.key.bias),
+          pointer<T>(branch.value.weight), pointer<T>(branch.value.bias), pointer<T>(branch.output.weight), pointer<T>(branch.output.bias)};
+}
+
+}  // namespace
+
+std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& branch, const at::Tensor& y,
+                                                       const AttentionInverseRules& rules) {
+  if (chosen_kernels() == Kernels::kReference || y.size(2) == 0) return std::nullopt;
+  if (y.scalar_type() != at::kFloat && (y.scalar_type() != at::kDouble || y.is_cuda())) return std::nullopt;
+  const at::NoGradGuard no_grad;
+  const AttentionBranch weights{packed(branch.query, y), packed(branch.key, y), packed(branch.value, y), packed(branch.output, y),
+                                branch.map};
+  const auto channels = y.size(1);
+  kernels::AttentionProblem problem = kernel_problem(y, y, branch.map);
+  problem.depth = weights.query.weight.size(0);
+  problem.values = weights.value.weight.size(0);
+  const kernels::SolverOptions options{.tolerance = rules.tolerance,
+                                       .max_iterations = rules.max_iterations,
+                                       .memory = std::min(rules.memory, rules.max_iterations),
+                                       .mixing = rules.mixing,
+                                       .regularization = rules.regularization,
+                                       .patience = rules.patience};
+  const auto input = y.contiguous();
+  AttentionInverse result;
+  const auto prepare = [&] {
+    result.x = at::empty_like(input);
+    result.residual = at::empty({problem.batch}, y.options().dtype(at::kDouble));
+    result.iterations = at::empty({problem.batch}, y.options().dtype(at::kInt));
+    result.status = at::empty({problem.batch}, y.options().dtype(at::kInt));
+    return kernels::SolverReport{result.residual.data_ptr<double>(), result.iterations.data_ptr<int32_t>(),
+                                 result.status.data_ptr<int32_t>()};
+  };
+  if (y.is_cuda()) {
+    if (!kernels::cuda::solver_covers(problem, channels, options)) return std::nullopt;
+    const c10::DeviceGuard guard(y.device());
+    const auto bytes = kernels::cuda::solver_workspace_bytes(problem, channels, options, kernels::cuda::multiprocessors());
+    const DeviceLaunch launch(y.device(), bytes);
+    const auto report = prepare();
+    kernels::cuda::solve(problem, channels, pointers<float>(weights), options, input.const_data_ptr<float>(), result.x.data_ptr<float>(),
+                         report, launch.get());
+    launch.check("inverse");
+    result.residual = result.residual.cpu();
+    result.iterations = result.iterations.cpu();
+    result.status = result.status.cpu();
+    return result;
+  }
+  const auto on_cpu = [&](auto type) {
+    using T = decltype(type);
+    if (!kernels::cpu::solver_covers<T>(problem, channels, options)) return false;
+    const auto report = prepare();
+    kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), options, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
+                           torch_threads());
+    return true;
+  };
+  const bool done = y.scalar_type() == at::kFloat ? on_cpu(float()) : on_cpu(double());
+  if (!done) return std::nullopt;
+  return result;
+}
+
+}  // namespace invattn

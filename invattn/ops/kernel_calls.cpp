@@ -1,0 +1,58 @@
+#include "invattn/ops/kernel_calls.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "invattn/core/error.h"
+#include "invattn/kernels/cuda/device.h"
+
+namespace invattn {
+namespace {
+
+// The same names in the same order: kernels/ knows nothing of torch, so that its enumerations are its own.
+template <class To, class From>
+To same(From from) {
+  return static_cast<To>(static_cast<int>(from));
+}
+static_assert(static_cast<int>(Score::kSum) == static_cast<int>(kernels::Score::kSum));
+static_assert(static_cast<int>(Response::kIdentity) == static_cast<int>(kernels::Response::kIdentity));
+static_assert(static_cast<int>(Response::kRelu) == static_cast<int>(kernels::Response::kRelu));
+static_assert(static_cast<int>(Normalization::kBalanced) == static_cast<int>(kernels::Normalization::kBalanced));
+static_assert(static_cast<int>(Normalization::kAll) == static_cast<int>(kernels::Normalization::kAll));
+
+}  // namespace
+
+kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map) {
+  return {.batch = query.size(0),
+          .depth = query.size(1),
+          .values = value.size(1),
+          .positions = query.size(2),
+          .score = same<kernels::Score>(map.score),
+          .response = same<kernels::Response>(map.response),
+          .normalization = same<kernels::Normalization>(map.normalization),
+          .mass = map.mass};
+}
+
+const kernels::ParallelFor& torch_threads() {
+  static const kernels::ParallelFor threads = [](int64_t count, int64_t grain, const kernels::ParallelBody& body) {
+    at::parallel_for(0, count, grain, body);
+  };
+  return threads;
+}
+
+DeviceLaunch::DeviceLaunch(const at::Device& device, size_t workspace_bytes)
+    : workspace_(at::empty({static_cast<int64_t>(workspace_bytes)}, at::TensorOptions().dtype(at::kByte).device(device))) {
+  launch_.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  launch_.workspace = workspace_.data_ptr();
+  launch_.multiprocessors = kernels::cuda::multiprocessors();
+}
+
+void DeviceLaunch::check(const char* origin) const {
+  const char* error = kernels::cuda::take_error();
+  require(error == nullptr, origin, "expected the device to take the kernel, got: ", error == nullptr ? "" : error,
+          ". Use the reference in its place: --kernels reference, or use_kernels(Kernels::kReference).");
+}
+
+}  // namespace invattn

@@ -1,0 +1,196 @@
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "run_tool.h"
+#include "tests/io/file_fixture.h"
+
+namespace invattn::test {
+namespace {
+
+const std::vector<std::string> kKinds = {"gaussian", "embedded-gaussian", "dot-product", "concatenation"};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// `bench WORK` on tiny images with one timed run.
+std::vector<std::string> tiny(const std::string& work, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> arguments = {"bench", work, "--shape", "2x4x6x6", "--repeats", "1", "--device", "cpu", "--threads", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+nlohmann::json bench_json(const std::string& work, std::vector<std::string> more = {}) {
+  more.emplace_back("--json");
+  const ToolResult result = run_tool(tiny(work, more));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+void expect_comparison(const nlohmann::json& row, const std::string& work, const std::string& kind) {
+  EXPECT_EQ(row.at("work"), work);
+  EXPECT_EQ(row.at("kind"), kind);
+  EXPECT_EQ(row.at("shape"), (std::vector<int>{2, 4, 6, 6}));
+  EXPECT_EQ(row.at("positions"), 36);
+  EXPECT_EQ(row.at("device"), "cpu");
+  EXPECT_EQ(row.at("obstacle"), "") << row;
+  EXPECT_NEAR(row.at("constant").get<double>(), 0.88, 0.01) << row;
+  for (const char* side : {"reference", "fast"}) {
+    EXPECT_GT(row.at(side).at("ms").get<double>(), 0) << row;
+    EXPECT_EQ(row.at(side).at("runs"), 1) << row;
+    EXPECT_TRUE(row.at(side).contains("memory_mib")) << row;
+  }
+  EXPECT_GT(row.at("ratio").get<double>(), 0) << row;
+  EXPECT_GT(row.at("largest").get<double>(), 0) << row;
+}
+
+double relative_difference(const nlohmann::json& row) { return row.at("difference").get<double>() / row.at("largest").get<double>(); }
+
+TEST(Bench, DescribesTheMachine) {
+  const nlohmann::json machine = bench_json("forward", {"--kind", "concatenation"}).at("machine");
+  for (const char* key : {"cpu", "instruction_set", "torch", "invattn", "date", "command"}) {
+    EXPECT_FALSE(machine.at(key).get<std::string>().empty()) << key;
+  }
+  EXPECT_EQ(machine.at("threads"), 1);
+  EXPECT_TRUE(machine.at("gpu").is_null()) << machine;  // the CPU was asked for
+  EXPECT_TRUE(contains(machine.at("command"), "bench forward")) << machine;
+}
+
+TEST(Bench, ForwardOfEveryKindAgrees) {
+  const nlohmann::json rows = bench_json("forward").at("rows");
+  ASSERT_EQ(rows.size(), kKinds.size());
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    expect_comparison(rows[i], "forward", kKinds[i]);
+    EXPECT_LT(relative_difference(rows[i]), 1e-5) << rows[i];
+  }
+}
+
+TEST(Bench, InverseOfEveryKindFindsX) {
+  const nlohmann::json rows = bench_json("inverse").at("rows");
+  ASSERT_EQ(rows.size(), kKinds.size());
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    expect_comparison(rows[i], "inverse", kKinds[i]);
+    EXPECT_EQ(rows[i].at("reference").at("iterations"), 100) << rows[i];
+    const int steps = rows[i].at("fast").at("iterations");
+    EXPECT_GT(steps, 2) << rows[i];  // else the block would be no work
+    EXPECT_LT(steps, 60) << rows[i];
+    EXPECT_EQ(rows[i].at("fast").at("converged"), true) << rows[i];
+    EXPECT_LT(rows[i].at("fast").at("residual").get<double>(), 2e-6) << rows[i];
+    for (const char* side : {"reference", "fast"}) EXPECT_LT(rows[i].at(side).at("round_trip").get<double>(), 1e-4) << rows[i];
+    EXPECT_LT(relative_difference(rows[i]), 1e-4) << rows[i];
+  }
+}
+
+TEST(Bench, TrainingStepsHaveTheSameGradients) {
+  for (const std::vector<std::string>& with :
+       {std::vector<std::string>{}, {"--log-det", "series"}, {"--log-det", "roulette"}, {"--guard"}}) {
+    const nlohmann::json rows = bench_json("train", with).at("rows");
+    ASSERT_EQ(rows.size(), kKinds.size());
+    for (std::size_t i = 0; i < kKinds.size(); ++i) {
+      expect_comparison(rows[i], "train", kKinds[i]);
+      EXPECT_EQ(rows[i].at("log_det"), with.size() == 2 ? with[1] : "none");
+      EXPECT_EQ(rows[i].at("guard"), with.size() == 1);
+      EXPECT_LT(relative_difference(rows[i]), 1e-4) << rows[i];
+    }
+  }
+}
+
+TEST(Bench, TheReferenceComparedWithItselfIsTheSame) {
+  const nlohmann::json rows = bench_json("forward", {"--kernels", "reference", "--kind", "gaussian", "dot-product"}).at("rows");
+  ASSERT_EQ(rows.size(), 2U);
+  for (const nlohmann::json& row : rows) EXPECT_EQ(row.at("difference"), 0.0) << row;
+}
+
+TEST(Bench, TakesShapesAndNormalisations) {
+  const nlohmann::json rows =
+      bench_json("forward", {"--kind", "dot-product", "--normalization", "rows", "--shape", "1x3x5x7", "1x4x1x1"}).at("rows");
+  ASSERT_EQ(rows.size(), 3U);  // one shape from `tiny`
+  EXPECT_EQ(rows[1].at("shape"), (std::vector<int>{1, 3, 5, 7}));
+  EXPECT_EQ(rows[2].at("positions"), 1);
+  for (const nlohmann::json& row : rows) EXPECT_EQ(row.at("normalization"), "rows");
+}
+
+TEST(Bench, PrintsMarkdown) {
+  const ToolResult result = run_tool(tiny("inverse", {"--kind", "concatenation"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* part : {"### inverse, cpu\n", "| kind ", " reference ms |", " ratio |", " round trip |", "\n| concatenation | columns ",
+                           "| 2x4x6x6 |", "`invattn"}) {
+    EXPECT_TRUE(contains(result.out, part)) << part << "\n" << result.out;
+  }
+}
+
+class BenchGrowth : public FileTest {};
+
+TEST_F(BenchGrowth, MeasuresEverySizeAndDraws) {
+  const std::string plot = (folder / "growth.png").string();
+  const nlohmann::json rows =
+      bench_json("growth", {"--kind", "gaussian", "concatenation", "--shape", "1x4x8x9", "--plot", plot}).at("rows");
+  ASSERT_EQ(rows.size(), 4U);
+  for (const nlohmann::json& row : rows) {
+    EXPECT_EQ(row.at("work"), "growth");
+    EXPECT_EQ(row.at("obstacle"), "");
+    EXPECT_GT(row.at("ms").get<double>(), 0) << row;
+    EXPECT_TRUE(row.contains("memory_mib")) << row;
+  }
+  EXPECT_EQ(rows[0].at("positions"), 36);
+  EXPECT_EQ(rows[1].at("positions"), 72);
+  EXPECT_EQ(rows[3].at("kind"), "concatenation");
+  std::ifstream file(plot, std::ios::binary);
+  std::array<char, 4> start{};
+  file.read(start.data(), start.size());
+  EXPECT_EQ(std::string(start.data() + 1, 3), "PNG");
+}
+
+struct Mistake {
+  std::vector<std::string> arguments;
+  std::string expected;
+};
+
+TEST(Bench, MistakesAreNamed) {
+  const std::vector<Mistake> mistakes = {
+      {{"bench", "invers"}, "did you mean inverse?"},
+      {{"bench", "forward", "--shape", "64x12x16"}, "expected a shape BxCxHxW of four positive numbers, got '64x12x16'"},
+      {{"bench", "forward", "--shape", "64x12x16x0"}, "got '64x12x16x0'"},
+      {{"bench", "forward", "--shape", "64x12x16x16x"}, "got '64x12x16x16x'"},
+      {{"bench", "forward", "--shape", "64,12,16,16"}, "got '64,12,16,16'"},
+      {{"bench", "forward", "--kind", "gausian"}, "did you mean gaussian?"},
+      {{"bench", "forward", "--normalization", "column"}, "did you mean columns?"},
+      {{"bench", "forward", "--device", "tpu"}, "expected the device auto, cpu or cuda, got 'tpu'"},
+      {{"bench", "forward", "--kernels", "quick"}, "expected a choice of kernels"},
+      {{"bench", "forward", "--log-det", "series"}, "bench train --log-det series"},
+      {{"bench", "growth", "--guard"}, "for a training step"},
+      {{"bench", "train", "--log-det", "serie"}, "did you mean series?"},
+      {{"bench", "forward", "--plot", "x.png"}, "bench growth --plot"},
+      {{"bench", "forward", "--repeats", "0"}, "--repeats"},
+      {{"bench", "forward", "--threads", "0"}, "--threads"},
+      {{"bench", "forward", "--kind", "gaussian", "--normalization", "count", "--shape", "1x4x4x4"}, "normalisation count"},
+  };
+  for (const auto& [arguments, expected] : mistakes) {
+    const ToolResult result = run_tool(arguments, {"CUDA_VISIBLE_DEVICES="});
+    EXPECT_EQ(result.exit_code, 2) << expected << "\n" << result.err;
+    EXPECT_TRUE(contains(result.err, expected)) << expected << "\n" << result.err;
+  }
+}
+
+TEST(Bench, WithoutAGpuCudaIsRefused) {
+  const ToolResult result = run_tool({"bench", "forward", "--device", "cuda"}, {"CUDA_VISIBLE_DEVICES="});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(contains(result.err, "expected a GPU")) << result.err;
+  EXPECT_TRUE(contains(result.err, "invattn doctor")) << result.err;
+}
+
+TEST(Bench, HelpHasExamples) {
+  const ToolResult result = run_tool({"bench", "--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* part : {"--shape", "--kernels", "--log-det", "Examples:\n  invattn bench", "bench growth --plot"}) {
+    EXPECT_TRUE(contains(result.out, part)) << part << "\n" << result.out;
+  }
+}
+
+}  // namespace
+}  // namespace invattn::test

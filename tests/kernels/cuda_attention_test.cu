@@ -1,0 +1,435 @@
+// Compares every CUDA attention kernel with loops over all pairs on the host in a wider precision, beside a plain version in the kernel's
+// own, and times the kernels by graph replay. A plain program, so that it runs where there is no GoogleTest:
+//   cuda_attention_test [--small] [--time] [--seed K] [--only NAME]        --small: few positions (compute-sanitizer, emulation)
+// Exit code 0: every case within bounds; 1: not; 77: skipped, there is no CUDA device.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "invattn/kernels/cuda/attention.h"
+#include "invattn/kernels/cuda/launch.h"
+#include "tests/kernels/naive_attention.h"
+
+namespace {
+
+using namespace invattn::kernels;
+
+#define CHECK_CUDA(call)                                                         \
+  do {                                                                           \
+    const auto error = (call);                                                   \
+    if (error != cudaSuccess) {                                                  \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(3);                                                              \
+    }                                                                            \
+  } while (0)
+
+int failures = 0;
+std::string only;  // --only NAME: the cases of that name
+
+template <class T>
+struct Device {  // an array on the device, poisoned with NaN
+  T* data = nullptr;
+  size_t count;
+  explicit Device(size_t n) : count(n) {
+    CHECK_CUDA(cudaMalloc(&data, (n + 1) * sizeof(T)));
+    CHECK_CUDA(cudaMemset(data, 0xff, (n + 1) * sizeof(T)));
+  }
+  explicit Device(const std::vector<T>& host) : Device(host.size()) {
+    CHECK_CUDA(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  Device(const Device&) = delete;
+  ~Device() { cudaFree(data); }
+  std::vector<T> host() const {
+    std::vector<T> result(count);
+    CHECK_CUDA(cudaMemcpy(result.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return result;
+  }
+};
+
+struct Case {
+  AttentionProblem problem;
+  double spread;  // standard deviation of query and key
+  const char* name;
+};
+
+template <class R>
+struct Results {
+  std::vector<R> output, query, key, value, change, second_query, second_key, second_value;  // the last three: hvp
+  double query_term = 0, key_term = 0, second_query_term = 0, second_key_term = 0;  // the largest of their terms, before they cancel
+};
+
+template <class T>
+struct Inputs {
+  std::vector<T> query, key, value, cotangent, query_tangent, key_tangent, value_tangent;
+};
+
+/// Loops over all pairs in precision R, from inputs in precision T.
+template <class R, class T>
+Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in) {
+  const auto cast = [](const std::vector<T>& v) { return std::vector<R>(v.begin(), v.end()); };
+  const testing::NaiveAttention<R> attention(problem, cast(in.query), cast(in.key), cast(in.value));
+  Results<R> out;
+  out.output = attention.forward();
+  auto first = attention.vjp(cast(in.cotangent));
+  auto second = attention.hvp(cast(in.cotangent), cast(in.query_tangent), cast(in.key_tangent), cast(in.value_tangent));
+  out.query = std::move(first.query);
+  out.key = std::move(first.key);
+  out.value = std::move(first.value);
+  out.change = std::move(second.result);
+  out.second_query = std::move(second.query);
+  out.second_key = std::move(second.key);
+  out.second_value = std::move(second.value);
+  out.query_term = attention.magnitudes.query;
+  out.key_term = attention.magnitudes.key;
+  out.second_query_term = attention.second_magnitudes.query;
+  out.second_key_term = attention.second_magnitudes.key;
+  return out;
+}
+
+/// |x - reference| / |reference|; NaN never passes.
+template <class T, class R>
+double error_of(const std::vector<T>& x, const std::vector<R>& reference) {
+  R difference = 0, length = 0;
+  for (size_t e = 0; e < x.size(); ++e) {
+    if (!std::isfinite(static_cast<double>(x[e]))) return std::numeric_limits<double>::infinity();
+    difference += (x[e] - reference[e]) * (x[e] - reference[e]);
+    length += reference[e] * reference[e];
+  }
+  return static_cast<double>(length > 0 ? std::sqrt(difference / length) : std::sqrt(difference));
+}
+
+template <class R>
+double length_of(const std::vector<R>& x) {
+  R length = 0;
+  for (const R entry : x) length += entry * entry;
+  return static_cast<double>(std::sqrt(length));
+}
+
+template <class T>
+Inputs<T> draw(const Case& c, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  const auto array = [&](int64_t channels, double scale) {
+    std::vector<T> result(c.problem.batch * channels * c.problem.positions);
+    for (auto& x : result) x = static_cast<T>(scale * normal(engine));
+    return result;
+  };
+  const int64_t d = c.problem.depth, v = c.problem.values;
+  return {array(d, c.spread), array(d, c.spread), array(v, 1), array(v, 1), array(d, 1), array(d, 1), array(v, 1)};
+}
+
+template <class T>
+struct Buffers {
+  Device<T> query, key, value, cotangent, query_tangent, key_tangent, value_tangent, rows, columns, total, output, query_gradient,
+      key_gradient, value_gradient, change, second_query, second_key, second_value, second_change;
+  Device<char> workspace;
+  AttentionProblem problem;
+  cuda::Launch launch;
+
+  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors)
+      : query(in.query),
+        key(in.key),
+        value(in.value),
+        cotangent(in.cotangent),
+        query_tangent(in.query_tangent),
+        key_tangent(in.key_tangent),
+        value_tangent(in.value_tangent),
+        rows(p.batch * p.positions),
+        columns(p.batch * p.positions),
+        total(p.batch),
+        output(in.value.size()),
+        query_gradient(in.query.size()),
+        key_gradient(in.key.size()),
+        value_gradient(in.value.size()),
+        change(in.value.size()),
+        second_query(in.query.size()),
+        second_key(in.key.size()),
+        second_value(in.value.size()),
+        second_change(in.value.size()),
+        workspace(cuda::attention_workspace_bytes<T>(p, multiprocessors)),
+        problem(p) {
+    launch.workspace = workspace.data;
+    launch.multiprocessors = multiprocessors;
+  }
+  // The sum score keeps no sums.
+  AttentionSums<T> sums() const {
+    if (problem.score == Score::kSum) return {nullptr, nullptr, nullptr};
+    return {rows.data, columns.data, total.data};
+  }
+  AttentionSums<const T> const_sums() const { return {sums().rows, sums().columns, sums().total}; }
+  AttentionInputs<T> inputs() const { return {query.data, key.data, value.data}; }
+  AttentionInputs<T> tangents() const { return {query_tangent.data, key_tangent.data, value_tangent.data}; }
+  void forward() { cuda::attention_forward<T>(problem, inputs(), sums(), output.data, launch); }
+  void vjp() {
+    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, query_gradient.data, key_gradient.data,
+                           value_gradient.data, launch);
+  }
+  void jvp() { cuda::attention_jvp<T>(problem, inputs(), const_sums(), output.data, tangents(), change.data, launch); }
+  void hvp() {
+    cuda::attention_hvp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, tangents(), second_change.data, second_query.data,
+                           second_key.data, second_value.data, launch);
+  }
+  void all() {
+    forward();
+    vjp();
+    jvp();
+    hvp();
+    CHECK_CUDA(cudaGetLastError());
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  /// Everything that the kernels wrote.
+  std::vector<std::vector<T>> results() const {
+    return {output.host(),       value_gradient.host(), query_gradient.host(), key_gradient.host(), change.host(),
+            second_value.host(), second_query.host(),   second_key.host(),     second_change.host()};
+  }
+};
+
+/// Bitwise, from sample `first` of `batch` on.
+template <class T>
+bool same(const std::vector<std::vector<T>>& left, const std::vector<std::vector<T>>& right, int64_t first = 0, int64_t batch = 1) {
+  for (size_t a = 0; a < left.size(); ++a) {
+    const size_t skip = left[a].size() / batch * first;
+    if (std::memcmp(left[a].data() + skip, right[a].data() + skip, (left[a].size() - skip) * sizeof(T)) != 0) return false;
+  }
+  return true;
+}
+
+/// A NaN in the first sample stays there.
+template <class T>
+void check_isolation(const Case& c, unsigned seed, int multiprocessors) {
+  if (!only.empty() && only != c.name) return;
+  auto inputs = draw<T>(c, seed);
+  Buffers<T> clean(c.problem, inputs, multiprocessors);
+  clean.all();
+  inputs.query[1] = inputs.key[0] = std::numeric_limits<T>::quiet_NaN();
+  Buffers<T> spoilt(c.problem, inputs, multiprocessors);
+  spoilt.all();
+  const bool ok = same(clean.results(), spoilt.results(), 1, c.problem.batch) && !same(clean.results(), spoilt.results());
+  std::printf("%s%s\n", c.name, ok ? "" : "  FAILED");
+  if (!ok) ++failures;
+}
+
+template <class T>
+void compare(const Case& c, unsigned seed, int multiprocessors) {
+  if (!only.empty() && only != c.name) return;
+  const auto inputs = draw<T>(c, seed);
+  using Wide = std::conditional_t<sizeof(T) == 8, long double, double>;
+  const auto reference = naive<Wide>(c.problem, inputs);
+  const auto plain = naive<T>(c.problem, inputs);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors);
+  buffers.all();
+  struct Error {
+    const char* what;
+    double kernel, plain;
+    double condition = 0;  // the largest term, in every entry, against the result
+  };
+  const auto error = [](const char* what, const Device<T>& got, const auto& naive_result, const auto& exact) {
+    return Error{what, error_of(got.host(), exact), error_of(naive_result, exact)};
+  };
+  std::vector<Error> errors = {error("A", buffers.output, plain.output, reference.output),
+                               error("dF", buffers.value_gradient, plain.value, reference.value),
+                               error("dq", buffers.query_gradient, plain.query, reference.query),
+                               error("dk", buffers.key_gradient, plain.key, reference.key),
+                               error("jvp", buffers.change, plain.change, reference.change),
+                               error("jvp2", buffers.second_change, plain.change, reference.change),
+                               error("ddF", buffers.second_value, plain.second_value, reference.second_value),
+                               error("ddq", buffers.second_query, plain.second_query, reference.second_query),
+                               error("ddk", buffers.second_key, plain.second_key, reference.second_key)};
+  if (c.problem.score == Score::kSum) {
+    const auto condition = [](double term, const auto& exact) {
+      const double length = length_of(exact);
+      return term * std::sqrt(static_cast<double>(exact.size())) / (length > 0 ? length : 1);
+    };
+    errors[2].condition = condition(reference.query_term, reference.query);
+    errors[3].condition = condition(reference.key_term, reference.key);
+    errors[7].condition = condition(reference.second_query_term, reference.second_query);
+    errors[8].condition = condition(reference.second_key_term, reference.second_key);
+  }
+  static const char* const kNormalizations[] = {"columns", "rows", "all", "count", "balanced"};
+  static const char* const kResponses[] = {"exp", "elu+1", "softplus", "relu"};
+  std::printf("%-22s %-6s %-8s %-8s B%ld D%ld V%ld N%-5ld", c.name, sizeof(T) == 4 ? "float" : "double",
+              kResponses[int(c.problem.response)], kNormalizations[int(c.problem.normalization)], long(c.problem.batch),
+              long(c.problem.depth), long(c.problem.values), long(c.problem.positions));
+  // Where the plain version happens to be nearly exact. For `all` one rounded logarithm scales the whole map: its last bit is luck.
+  const double floor = sizeof(T) == 8 ? 1e-13 : c.problem.normalization == Normalization::kAll ? 2e-6 : 1e-6;
+  bool ok = true;
+  for (const auto& e : errors) {
+    // The sum score adds the terms of a gradient up separately, by sorted sums that run through all positions, and subtracts the totals:
+    // where they cancel (a relu column that holds one tiny score has terms of its inverse, and a gradient of zero) every entry has the
+    // rounding, in double, of the largest term. The plain version cancels within each pair.
+    const double rounding = 4 * std::numeric_limits<double>::epsilon() * e.condition;
+    const bool good = e.kernel <= std::max({2 * e.plain, floor, rounding});
+    ok = ok && good;
+    std::printf(" %s %.1e/%.1e%s", e.what, e.kernel, e.plain, good ? "" : " !!");
+  }
+  const auto before = buffers.results();
+  buffers.all();
+  if (!same(before, buffers.results())) {
+    ok = false;
+    std::printf(" NOT REPEATABLE");
+  }
+  std::printf("%s\n", ok ? "" : "  FAILED");
+  if (!ok) ++failures;
+}
+
+#ifndef INVATTN_CUDA_EMULATION
+/// Median milliseconds of one run of `body`, by replays of a graph that holds `copies` of it.
+template <class Body>
+double time_of(const Body& body, cuda::Launch& launch, int copies) {
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  body();  // loads the module; errors show here
+  CHECK_CUDA(cudaDeviceSynchronize());
+  launch.stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int c = 0; c < copies; ++c) body();
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t start, stop;
+  CHECK_CUDA(cudaEventCreate(&start));
+  CHECK_CUDA(cudaEventCreate(&stop));
+  std::vector<float> times;
+  for (int r = 0; r < 33; ++r) {
+    CHECK_CUDA(cudaEventRecord(start, stream));
+    CHECK_CUDA(cudaGraphLaunch(executable, stream));
+    CHECK_CUDA(cudaEventRecord(stop, stream));
+    CHECK_CUDA(cudaEventSynchronize(stop));
+    float ms;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
+    if (r >= 3) times.push_back(ms / copies);
+  }
+  launch.stream = nullptr;
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+template <class T>
+void time_case(const Case& c, int multiprocessors) {
+  const auto inputs = draw<T>(c, 7);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors);
+  const int copies = c.problem.positions <= 512 ? 20 : 3;
+  const double forward = time_of([&] { buffers.forward(); }, buffers.launch, copies);
+  const double vjp = time_of([&] { buffers.vjp(); }, buffers.launch, copies);
+  const double jvp = time_of([&] { buffers.jvp(); }, buffers.launch, copies);
+  const double hvp = time_of([&] { buffers.hvp(); }, buffers.launch, copies);
+  std::printf("%-34s %9.4f %9.4f %9.4f %9.4f   workspace %.1f MB\n", c.name, forward, vjp, jvp, hvp, buffers.workspace.count / 1e6);
+}
+#endif
+
+AttentionProblem problem(int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, Normalization normalization,
+                         double mass = 1.0, Score score = Score::kProduct) {
+  return {batch, depth, values, positions, score, response, normalization, mass};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool small = false, timing = false;
+  unsigned seed = 1;
+  for (int a = 1; a < argc; ++a) {
+    small = small || std::string(argv[a]) == "--small";
+    timing = timing || std::string(argv[a]) == "--time";
+    if (std::string(argv[a]) == "--only" && a + 1 < argc) only = argv[a + 1];
+    if (std::string(argv[a]) == "--seed" && a + 1 < argc) seed = static_cast<unsigned>(std::stoul(argv[a + 1])) * 1000 + 1;
+  }
+  int multiprocessors = 4;
+#ifndef INVATTN_CUDA_EMULATION
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
+    std::printf("skipped: no CUDA device\n");
+    return 77;
+  }
+  multiprocessors = properties.multiProcessorCount;
+  std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
+#endif
+  constexpr auto kExp = Response::kExponential, kElu = Response::kEluPlusOne, kRelu = Response::kRelu;
+  constexpr Normalization kNormalizations[] = {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kCount,
+                                               Normalization::kBalanced};
+  for (const auto response : {kExp, kElu, kRelu}) {
+    for (const auto normalization : kNormalizations) {
+      compare<float>({problem(2, 3, 12, 70, response, normalization, 0.8), 1.0, "small"}, ++seed, multiprocessors);
+      compare<double>({problem(1, 3, 12, 67, response, normalization, 0.8), 1.0, "small"}, ++seed, multiprocessors);
+      compare<float>({problem(1, 12, 12, 33, response, normalization), 0.5, "deep"}, ++seed, multiprocessors);
+      compare<float>({problem(1, 3, 12, 517, response, normalization), 1.0, "large"}, ++seed, multiprocessors);
+      if (response == kExp) continue;  // the sum score with exp is separable: not covered
+      compare<float>({problem(1, 1, 12, 70, response, normalization, 0.8, Score::kSum), 1.0, "sum"}, ++seed, multiprocessors);
+      compare<double>({problem(2, 1, 5, 67, response, normalization, 0.8, Score::kSum), 1.0, "sum"}, ++seed, multiprocessors);
+    }
+  }
+  for (const auto normalization : kNormalizations) {
+    if (normalization == Normalization::kCount) continue;
+    compare<float>({problem(1, 3, 12, 1, kExp, normalization), 1.0, "one position"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 2, 5, 31, kExp, normalization), 0.0, "equal scores"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 3, 12, 65, kExp, normalization), 1000.0, "huge scores"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 3, 12, 65, kElu, normalization), 1000.0, "huge scores"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 16, 16, 40, kElu, normalization), 0.4, "padded shape"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 1, 12, 65, kElu, normalization, 1.0, Score::kSum), 1000.0, "sum, huge scores"}, ++seed, multiprocessors);
+    compare<float>({problem(1, 1, 3, 1, kElu, normalization, 1.0, Score::kSum), 1.0, "sum, one position"}, ++seed, multiprocessors);
+  }
+  // More depth and more values than one block of them.
+  for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced, Normalization::kAll}) {
+    for (const int64_t positions : {40, 530}) {
+      compare<float>({problem(1, 8, 35, positions, kElu, normalization), 0.5, "many values"}, ++seed, multiprocessors);
+      compare<float>({problem(2, 27, 20, positions, kExp, normalization), 0.3, "deepest"}, ++seed, multiprocessors);
+    }
+    compare<double>({problem(2, 5, 35, 40, kRelu, normalization), 0.5, "many values"}, ++seed, multiprocessors);
+    compare<float>({problem(2, 1, 35, 40, kElu, normalization, 1.0, Score::kSum), 1.0, "sum, many values"}, ++seed, multiprocessors);
+  }
+  check_isolation<float>({problem(2, 3, 12, 40, kElu, Normalization::kColumns), 1.0, "NaN, small"}, ++seed, multiprocessors);
+  check_isolation<float>({problem(2, 3, 12, 530, kExp, Normalization::kAll), 1.0, "NaN, large"}, ++seed, multiprocessors);
+  check_isolation<float>({problem(2, 1, 12, 40, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "NaN, sum"}, ++seed,
+                         multiprocessors);
+  check_isolation<float>({problem(2, 1, 3, 2300, kElu, Normalization::kColumns, 1.0, Score::kSum), 1.0, "NaN, sum, large"}, ++seed,
+                         multiprocessors);
+  compare<float>({problem(1, 1, 5, 2300, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
+  if (!small) {
+    for (const auto normalization : kNormalizations) {
+      compare<float>({problem(3, 3, 12, 256, kExp, normalization), 1.0, "16x16"}, ++seed, multiprocessors);
+      compare<float>({problem(1, 12, 12, 1201, kElu, normalization), 0.5, "large"}, ++seed, multiprocessors);
+      compare<double>({problem(1, 3, 12, 700, kExp, normalization), 1.0, "large"}, ++seed, multiprocessors);
+      compare<float>({problem(1, 1, 12, 2100, kElu, normalization, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
+    }
+  }
+#ifndef INVATTN_CUDA_EMULATION
+  if (timing) {
+    std::printf("\n%-34s %9s %9s %9s %9s   (ms, median of 30 graph replays)\n", "case", "forward", "vjp", "jvp", "hvp");
+    const auto both = [&](int64_t batch, int64_t positions, const char* size) {
+      const struct {
+        const char* kind;
+        int64_t depth;
+        Response response;
+        Score score;
+      } kinds[] = {{"gaussian", 12, kExp, Score::kProduct},
+                   {"embedded", 3, kExp, Score::kProduct},
+                   {"dot", 3, kElu, Score::kProduct},
+                   {"concat", 1, kElu, Score::kSum}};
+      for (const auto& kind : kinds)
+        for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
+          const std::string name =
+              std::string(size) + " " + kind.kind + (normalization == Normalization::kColumns ? " columns" : " balanced");
+          time_case<float>({problem(batch, kind.depth, 12, positions, kind.response, normalization, 1.0, kind.score), 0.5, name.c_str()},
+                           multiprocessors);
+        }
+    };
+    both(64, 256, "64x256");
+    both(1, 9701, "1x9701");
+    both(1, 65536, "1x65536");
+  }
+#endif
+  std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);
+  return failures == 0 ? 0 : 1;
+}

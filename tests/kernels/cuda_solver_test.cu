@@ -1,0 +1,661 @@
+// The CUDA solver against a float64 version of the same method on the host, by each of its ways of working, and its times. A plain program,
+// so that it runs where there is no GoogleTest:
+//   cuda_solver_test [--small] [--time] [--only-time] [--way 0|1|2]        --small: few positions (compute-sanitizer, emulation)
+// Exit code 0: every case within bounds.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "invattn/kernels/cuda/launch.h"
+#include "invattn/kernels/cuda/solver.h"
+#include "invattn/kernels/cuda/solver_paths.h"
+
+namespace {
+
+using namespace invattn::kernels;
+using cuda::SolverPath;
+
+#define CHECK_CUDA(call)                                                         \
+  do {                                                                           \
+    const auto error = (call);                                                   \
+    if (error != cudaSuccess) {                                                  \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(3);                                                              \
+    }                                                                            \
+  } while (0)
+
+int failures = 0, multiprocessors = 132, way = -1;  // way: one SolverPath only
+constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, SolverPath::kKernels};
+const char* name(SolverPath path) {
+  return path == SolverPath::kTwoBlocks ? "two blocks" : path == SolverPath::kOneBlock ? "one block" : "kernels";
+}
+
+void expect(bool good, const std::string& what) {
+  std::printf("%s%s\n", what.c_str(), good ? "" : "  FAILED");
+  std::fflush(stdout);
+  if (!good) ++failures;
+}
+
+template <class T>
+struct Device {  // an array on the device, poisoned with NaN
+  T* data = nullptr;
+  size_t count;
+  explicit Device(size_t n) : count(n) {
+    CHECK_CUDA(cudaMalloc(&data, (n + 1) * sizeof(T)));
+    CHECK_CUDA(cudaMemset(data, 0xff, (n + 1) * sizeof(T)));
+  }
+  explicit Device(const std::vector<T>& host) : Device(host.size()) {
+    CHECK_CUDA(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() { cudaFree(data); }
+  std::vector<T> host() const {
+    std::vector<T> result(count);
+    CHECK_CUDA(cudaMemcpy(result.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return result;
+  }
+};
+
+// ---- The float64 version --------------------------------------------------------------------------------------------------------------
+
+struct Branch {
+  AttentionProblem problem;
+  int64_t channels;
+  std::vector<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias;
+
+  /// Weights drawn at random; `strength` scales the output map and with it the Lipschitz constant.
+  Branch(const AttentionProblem& p, int64_t channels_, double strength, unsigned seed) : problem(p), channels(channels_) {
+    std::mt19937 engine(seed);
+    std::normal_distribution<double> normal;
+    const auto draw = [&](std::vector<float>& weight, std::vector<float>& bias, int64_t rows, int64_t columns, double scale) {
+      weight.resize(rows * columns);
+      for (auto& w : weight) w = static_cast<float>(scale * normal(engine) / std::sqrt(double(columns)));
+      bias.resize(rows);
+      for (auto& b : bias) b = static_cast<float>(0.1 * normal(engine));
+    };
+    draw(query, query_bias, p.depth, channels, 0.5);
+    draw(key, key_bias, p.depth, channels, 0.5);
+    draw(value, value_bias, p.values, channels, 1.0);
+    draw(output, output_bias, channels, p.values, strength);
+  }
+
+  static std::vector<double> map(const std::vector<float>& weight, const std::vector<float>& bias, const std::vector<double>& in,
+                                 int64_t inputs, int64_t n) {
+    const auto outputs = static_cast<int64_t>(bias.size());
+    std::vector<double> out(outputs * n);
+    for (int64_t r = 0; r < outputs; ++r)
+      for (int64_t p = 0; p < n; ++p) {
+        double sum = bias[r];
+        for (int64_t c = 0; c < inputs; ++c) sum += double(weight[r * inputs + c]) * in[c * n + p];
+        out[r * n + p] = sum;
+      }
+    return out;
+  }
+
+  /// g(x) of one sample (C, N), by loops over all pairs. Scores are moderate: no shifts.
+  std::vector<double> operator()(const std::vector<double>& x) const {
+    const int64_t n = problem.positions, depth = problem.depth, values = problem.values;
+    const auto q = map(query, query_bias, x, channels, n), k = map(key, key_bias, x, channels, n),
+               f = map(value, value_bias, x, channels, n);
+    const auto phi = [&](int64_t i, int64_t j) {
+      double s = 0;
+      if (problem.score == Score::kSum) {
+        s = q[i] + k[j];
+      } else {
+        for (int64_t d = 0; d < depth; ++d) s += q[d * n + i] * k[d * n + j];
+      }
+      if (problem.response == Response::kExponential) return std::exp(s);
+      if (problem.response == Response::kRelu) return s > 0 ? s : 0.0;
+      return s < 0 ? std::exp(s) : s + 1;
+    };
+    std::vector<double> row(n, 0), column(n, 0);
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        const double r = phi(i, j);
+        row[i] += r;
+        column[j] += r;
+        total += r;
+      }
+    const auto inverse = [](double sum) { return sum > 0 ? 1 / sum : 0; };
+    std::vector<double> left(n, 1), right(n, 1);
+    for (int64_t i = 0; i < n; ++i) {
+      switch (problem.normalization) {
+        case Normalization::kColumns:
+          right[i] = inverse(column[i]);
+          break;
+        case Normalization::kRows:
+          left[i] = inverse(row[i]);
+          break;
+        case Normalization::kAll:
+          right[i] = inverse(total);
+          break;
+        case Normalization::kCount:
+          right[i] = 1.0 / static_cast<double>(n);
+          break;
+        case Normalization::kBalanced:
+          left[i] = std::sqrt(inverse(row[i])), right[i] = std::sqrt(inverse(column[i]));
+          break;
+      }
+    }
+    std::vector<double> transposed(n * values), attended(values * n);
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t v = 0; v < values; ++v) transposed[j * values + v] = f[v * n + j] * right[j];
+    std::vector<double> sum(values);
+    for (int64_t i = 0; i < n; ++i) {
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (int64_t j = 0; j < n; ++j) {
+        const double r = phi(i, j);
+        for (int64_t v = 0; v < values; ++v) sum[v] += r * transposed[j * values + v];
+      }
+      for (int64_t v = 0; v < values; ++v) attended[v * n + i] = problem.mass * left[i] * sum[v];
+    }
+    return map(output, output_bias, attended, values, n);
+  }
+};
+
+double length(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double e : x) sum += e * e;
+  return std::sqrt(sum);
+}
+
+struct HostSolution {
+  std::vector<double> x;
+  double residual;
+  int iterations;
+  SolverStatus status;
+  int rejections = 0;  // of accelerated steps
+};
+
+/// invattn/solver/driver.cpp with anderson.cpp or fixed_point.cpp for one sample, all in float64.
+HostSolution host_solve(const Branch& branch, const std::vector<double>& y, const SolverOptions& options) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const size_t entries = y.size();
+  const double scale = 1 + length(y) / std::sqrt(double(entries));
+  if (!std::isfinite(scale)) return {y, infinity, 0, SolverStatus::kNotFinite};
+  const auto memory = static_cast<int>(std::min(options.memory, options.max_iterations));
+  std::vector<double> x = y, image, defect(entries), best_x, best_image, previous_x, previous_defect;
+  std::vector<std::vector<double>> steps(memory, std::vector<double>(entries, 0)), changes = steps;
+  std::vector<double> gram(memory * memory, 0);
+  double first = infinity, best = infinity, milestone = 0;
+  int milestone_iteration = 0, waiting = 0, price = 1, rejections = 0;
+  bool accelerated = false, previous_finite = false;
+  SolverStatus bad = SolverStatus::kNotConverged;
+  const auto dot = [&](const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (size_t e = 0; e < entries; ++e) sum += a[e] * b[e];
+    return sum;
+  };
+  for (int iteration = 0;; ++iteration) {
+    image = branch(x);
+    for (size_t e = 0; e < entries; ++e) image[e] = y[e] - image[e], defect[e] = x[e] - image[e];
+    const double residual = length(defect) / std::sqrt(double(entries)) / scale;
+    if (iteration == 0 || residual < best) best_x = x, best_image = image;
+    if (!std::isfinite(first)) first = residual;
+    if (residual < best) best = residual;
+    if (best <= options.tolerance) return {best_x, best, iteration, SolverStatus::kConverged, rejections};
+    const SolverStatus before = bad;
+    bad = !std::isfinite(residual) ? SolverStatus::kNotFinite
+          : residual > 1e4 * first ? SolverStatus::kDiverged
+                                   : SolverStatus::kNotConverged;
+    if (bad != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) return {best_x, best, iteration, before, rejections};
+    if (iteration == 0 || best <= 0.99 * milestone) milestone = best, milestone_iteration = iteration;
+    if (iteration - milestone_iteration >= options.patience) return {best_x, best, iteration, SolverStatus::kStagnated, rejections};
+    if (iteration == options.max_iterations) return {best_x, best, iteration, SolverStatus::kNotConverged, rejections};
+    if (memory == 0) {
+      x = image;
+      continue;
+    }
+    const auto mixed = [&](double from, double to) { return from + options.mixing * (to - from); };
+    if (iteration == 0) {
+      previous_x = x, previous_defect = defect, previous_finite = std::isfinite(residual);
+      for (size_t e = 0; e < entries; ++e) x[e] = mixed(x[e], image[e]);
+      continue;
+    }
+    const bool rejected = accelerated && !(residual <= best);
+    if (rejected) {
+      ++rejections;
+      x = best_x, image = best_image;
+      for (size_t e = 0; e < entries; ++e) defect[e] = x[e] - image[e];
+    }
+    const bool finite = std::isfinite(rejected ? best : residual), usable = finite && previous_finite && !rejected;
+    waiting = rejected ? price : std::max(waiting - 1, 0);
+    price = rejected ? std::min(2 * price, 8) : accelerated ? 1 : price;
+    const int slot = (iteration - 1) % memory;
+    for (size_t e = 0; e < entries; ++e) {
+      changes[slot][e] = usable ? defect[e] - previous_defect[e] : 0;
+      steps[slot][e] = usable ? x[e] - previous_x[e] - options.mixing * changes[slot][e] : 0;
+    }
+    std::vector<double> right(memory), scales(memory), normal(memory * memory), weights(memory, 0);
+    for (int m = 0; m < memory; ++m) {
+      gram[slot * memory + m] = gram[m * memory + slot] = dot(changes[slot], changes[m]);
+      right[m] = dot(defect, changes[m]);
+    }
+    if (rejected) std::fill(gram.begin(), gram.end(), 0.0);
+    for (int m = 0; m < memory; ++m) scales[m] = gram[m * memory + m] > 0 ? 1 / std::sqrt(gram[m * memory + m]) : 0;
+    for (int a = 0; a < memory; ++a)
+      for (int b = 0; b < memory; ++b) {
+        normal[a * memory + b] = gram[a * memory + b] * scales[a] * scales[b];
+        if (a == b) normal[a * memory + b] += options.regularization + (scales[a] == 0 ? 1 : 0);
+      }
+    bool solved = true;  // by Cholesky
+    for (int c = 0; c < memory && solved; ++c)
+      for (int r = c; r < memory; ++r) {
+        double sum = normal[r * memory + c];
+        for (int k = 0; k < c; ++k) sum -= normal[r * memory + k] * normal[c * memory + k];
+        if (r == c) solved = solved && sum > 0;
+        normal[r * memory + c] = r == c ? std::sqrt(sum) : sum / normal[c * memory + c];
+      }
+    if (solved) {
+      for (int r = 0; r < memory; ++r) {
+        double sum = right[r] * scales[r];
+        for (int k = 0; k < r; ++k) sum -= normal[r * memory + k] * weights[k];
+        weights[r] = sum / normal[r * memory + r];
+      }
+      for (int r = memory - 1; r >= 0; --r) {
+        for (int k = r + 1; k < memory; ++k) weights[r] -= normal[k * memory + r] * weights[k];
+        weights[r] /= normal[r * memory + r];
+      }
+      for (int m = 0; m < memory; ++m) weights[m] *= scales[m];
+      for (const double w : weights) solved = solved && std::isfinite(w);
+    }
+    const bool plain = waiting > 0;
+    if (!solved || plain) std::fill(weights.begin(), weights.end(), 0.0);
+    accelerated = std::any_of(weights.begin(), weights.end(), [](double w) { return w != 0; });
+    previous_x = x, previous_defect = defect, previous_finite = finite;
+    for (size_t e = 0; e < entries; ++e) {
+      double next = plain ? image[e] : mixed(x[e], image[e]);
+      for (int m = 0; m < memory; ++m) next -= weights[m] * steps[m][e];
+      x[e] = next;
+    }
+  }
+}
+
+// ---- Cases ----------------------------------------------------------------------------------------------------------------------------
+
+struct Solver {
+  AttentionProblem problem;
+  int64_t channels;
+  SolverOptions options;
+  Device<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias, y, x;
+  Device<double> residual;
+  Device<int32_t> iterations, status;
+  std::vector<std::unique_ptr<Device<char>>> workspaces;  // one for each way
+  cuda::Launch launch;
+
+  Solver(const Branch& b, const std::vector<float>& y_, const SolverOptions& o)
+      : problem(b.problem),
+        channels(b.channels),
+        options(o),
+        query(b.query),
+        query_bias(b.query_bias),
+        key(b.key),
+        key_bias(b.key_bias),
+        value(b.value),
+        value_bias(b.value_bias),
+        output(b.output),
+        output_bias(b.output_bias),
+        y(y_),
+        x(y_.size()),
+        residual(b.problem.batch),
+        iterations(b.problem.batch),
+        status(b.problem.batch) {
+    launch.multiprocessors = multiprocessors;
+    for (const SolverPath path : kPaths) {
+      const bool covered = cuda::path_covers(path, problem, channels, options);
+      workspaces.push_back(
+          std::make_unique<Device<char>>(covered ? cuda::path_workspace_bytes(path, problem, channels, options, multiprocessors) : 0));
+    }
+  }
+  void solve(SolverPath path) {
+    launch.workspace = workspaces[static_cast<int>(path)]->data;
+    cuda::solve_by(path, problem, channels,
+                   {query.data, query_bias.data, key.data, key_bias.data, value.data, value_bias.data, output.data, output_bias.data},
+                   options, y.data, x.data, {residual.data, iterations.data, status.data}, launch);
+    CHECK_CUDA(cudaGetLastError());
+  }
+};
+
+struct Kind {
+  const char* name;
+  int64_t depth;
+  Score score;
+  Response response;
+};
+constexpr Kind kKinds[] = {{"gaussian", 12, Score::kProduct, Response::kExponential},
+                           {"embedded", 3, Score::kProduct, Response::kExponential},
+                           {"dot", 3, Score::kProduct, Response::kEluPlusOne},
+                           {"concat", 1, Score::kSum, Response::kEluPlusOne},
+                           {"relu", 3, Score::kProduct, Response::kRelu},
+                           {"concat relu", 1, Score::kSum, Response::kRelu}};
+
+AttentionProblem problem_of(const Kind& kind, int64_t batch, int64_t positions, Normalization normalization = Normalization::kColumns,
+                            int64_t values = 12) {
+  return {batch, kind.depth, values, positions, kind.score, kind.response, normalization, 1.0};
+}
+
+std::vector<float> draw(int64_t count, unsigned seed, double scale = 0.5) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  std::vector<float> result(count);
+  for (auto& e : result) e = static_cast<float>(scale * normal(engine));
+  return result;
+}
+
+std::vector<double> sample_of(const std::vector<float>& all, int64_t sample, int64_t entries) {
+  return {all.begin() + sample * entries, all.begin() + (sample + 1) * entries};
+}
+
+/// Solves by one way, twice, and compares with the host: status, iterations within `slack`, solution.
+void compare(SolverPath path, const char* kind, const Branch& branch, const std::vector<float>& y, const SolverOptions& options,
+             int slack = 1, double bound = 2e-5) {
+  const AttentionProblem& p = branch.problem;
+  const int64_t entries = branch.channels * p.positions;
+  char label[200];
+  std::snprintf(label, sizeof label, "%-10s %-11s B%ld C%ld V%ld N%-4ld normalization %d memory %d: ", name(path), kind, long(p.batch),
+                long(branch.channels), long(p.values), long(p.positions), int(p.normalization), int(options.memory));
+  std::string line = label;
+  if (!cuda::path_covers(path, p, branch.channels, options)) return expect(false, line + "not covered");
+  Solver solver(branch, y, options);
+  solver.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  const auto x = solver.x.host();
+  const auto iterations = solver.iterations.host(), status = solver.status.host();
+  const auto residual = solver.residual.host();
+  bool ok = true;
+  double worst = 0;
+  for (int64_t s = 0; s < p.batch; ++s) {
+    const auto host = host_solve(branch, sample_of(y, s, entries), options);
+    ok = ok && status[s] == static_cast<int>(host.status) && std::abs(iterations[s] - host.iterations) <= slack;
+    line += std::to_string(iterations[s]) + "/" + std::to_string(host.iterations) + " status " + std::to_string(status[s]) + "/" +
+            std::to_string(static_cast<int>(host.status)) + ", ";
+    if (host.status == SolverStatus::kConverged) ok = ok && residual[s] <= options.tolerance;
+    if (host.status == SolverStatus::kConverged || (host.status == SolverStatus::kNotConverged && options.memory == 0)) {
+      auto difference = host.x;
+      for (int64_t e = 0; e < entries; ++e) difference[e] -= x[s * entries + e];
+      const double error = length(difference) / length(host.x);
+      worst = std::isfinite(error) ? std::max(worst, error) : error;
+      ok = ok && error < bound;
+    }
+  }
+  solver.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  const auto again = solver.x.host();
+  const bool same = std::memcmp(x.data(), again.data(), x.size() * sizeof(float)) == 0;
+  char end[60];
+  std::snprintf(end, sizeof end, "error %.1e%s", worst, same ? "" : " NOT REPEATABLE");
+  expect(ok && same, line + end);
+}
+
+/// The same result from another problem's workspace (its executable graph serves both), and from a captured stream.
+void test_reuse(SolverPath path, int64_t n) {
+  const SolverOptions options;
+  const auto y = draw(12 * n, 14);
+  const Branch branch(problem_of(kKinds[1], 1, n), 12, 0.35, 24), other(problem_of(kKinds[1], 1, n), 12, 0.35, 25);
+  Solver solver(branch, y, options), borrower(other, draw(12 * n, 15), options), alone(other, draw(12 * n, 15), options);
+  const auto same = [](const Solver& a, const Solver& b) {
+    const auto left = a.x.host(), right = b.x.host();
+    return std::memcmp(left.data(), right.data(), left.size() * sizeof(float)) == 0 && a.iterations.host() == b.iterations.host();
+  };
+  std::swap(borrower.workspaces, solver.workspaces);
+  borrower.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  std::swap(borrower.workspaces, solver.workspaces);
+  solver.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  std::swap(borrower.workspaces, solver.workspaces);
+  borrower.solve(path);
+  alone.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  expect(same(borrower, alone), std::string(name(path)) + ": a workspace used by two problems in turn");
+  std::swap(borrower.workspaces, solver.workspaces);
+#ifndef INVATTN_CUDA_EMULATION
+  Solver captured(branch, y, options);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  captured.launch.stream = stream;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  captured.solve(path);
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (int run = 0; run < 2; ++run) {
+    CHECK_CUDA(cudaGraphLaunch(executable, stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    expect(same(captured, solver), std::string(name(path)) + ": captured into a graph, run " + std::to_string(run));
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+#endif
+}
+
+void test(bool small) {
+  SolverOptions anderson, fixed_point;
+  fixed_point.memory = 0;
+  fixed_point.max_iterations = 500;
+  fixed_point.patience = 50;
+  for (const SolverPath path : kPaths) {
+    if (way >= 0 && static_cast<int>(path) != way) continue;
+    const bool fused = path != SolverPath::kKernels;
+    // Every kind and normalisation.
+    for (const Kind& kind : kKinds) {
+      for (const auto normalization :
+           {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced, Normalization::kCount}) {
+        if (normalization == Normalization::kCount && kind.response == Response::kExponential) continue;
+        const Branch branch(problem_of(kind, 1, small ? 20 : 256, normalization), 12, normalization == Normalization::kCount ? 0.1 : 0.35,
+                            11);
+        compare(path, kind.name, branch, draw(12 * branch.problem.positions, 3), anderson);
+      }
+      const Branch branch(problem_of(kind, 2, small ? 33 : 100), 12, 0.35, 12);
+      compare(path, kind.name, branch, draw(2 * 12 * branch.problem.positions, 4), fixed_point);
+    }
+    // Sizes: fewer channels than compiled, one position, more than a block's tile.
+    for (const int64_t n :
+         {int64_t{1}, int64_t{2}, int64_t{31}, small ? int64_t{140} : int64_t{300}, small ? int64_t{260} : int64_t{512}}) {
+      const Branch branch(problem_of(kKinds[2], 2, n, Normalization::kBalanced, 5), 7, 0.35, 13);
+      compare(path, kKinds[2].name, branch, draw(2 * 7 * n, 5), anderson);
+    }
+    if (fused) {  // every row and column of the blocks in use
+      const int64_t n = path == SolverPath::kTwoBlocks ? 256 : 128;
+      compare(path, "all rows", Branch(problem_of(kKinds[0], 1, n), 12, 0.6, 23), draw(12 * n, 13), anderson);
+    } else {
+      for (const Kind& kind : kKinds) {
+        const Branch branch(problem_of(kind, 2, small ? 520 : 700), 12, 0.35, 14);
+        if (!small || kind.score == Score::kSum) compare(path, kind.name, branch, draw(2 * 12 * branch.problem.positions, 6), anderson);
+      }
+      const Branch wide(problem_of(kKinds[1], 1, small ? 40 : 300, Normalization::kColumns, 16), 16, 0.35, 15);
+      compare(path, "16 channels", wide, draw(16 * wide.problem.positions, 6), anderson);
+    }
+    const int64_t n = small ? 20 : 200;
+    // Options other than the defaults.
+    SolverOptions options = anderson;
+    options.memory = 3;
+    options.mixing = 0.7;
+    compare(path, "mixing 0.7", Branch(problem_of(kKinds[1], 1, n), 12, 0.6, 16), draw(12 * n, 7), options);
+    // Accelerated steps that are taken back: the first strength at which the host takes some back and converges.
+    for (double strength = 1; strength < 20; strength *= 1.1) {
+      const Branch branch(problem_of(kKinds[1], 1, 20), 12, strength, 26);
+      const auto y = draw(12 * 20, 16);
+      const auto host = host_solve(branch, sample_of(y, 0, 12 * 20), anderson);
+      if (host.status != SolverStatus::kConverged || host.rejections == 0) continue;
+      compare(path, "rejections", branch, y, anderson, 2 + host.iterations / 4);
+      break;
+    }
+    // Statuses: too few iterations, an expanding branch, a tolerance below what float can reach.
+    options = fixed_point;
+    options.max_iterations = 3;
+    compare(path, "3 iterations", Branch(problem_of(kKinds[1], 2, n), 12, 0.6, 17), draw(2 * 12 * n, 8), options, 0);
+    options.max_iterations = 0;
+    compare(path, "0 iterations", Branch(problem_of(kKinds[1], 1, n), 12, 0.6, 17), draw(12 * n, 8), options, 0);
+    compare(path, "expanding", Branch(problem_of(kKinds[4], 1, n, Normalization::kCount), 12, 40.0, 18), draw(12 * n, 9, 3.0), fixed_point);
+    {
+      options = anderson;
+      options.tolerance = 1e-12;
+      const Branch branch(problem_of(kKinds[1], 1, n), 12, 0.35, 19);
+      Solver solver(branch, draw(12 * n, 10), options);
+      solver.solve(path);
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const int status = solver.status.host()[0];
+      const double residual = solver.residual.host()[0];
+      char line[120];
+      std::snprintf(line, sizeof line, "%-10s tolerance 1e-12: status %d, residual %.1e", name(path), status, residual);
+      expect(status == static_cast<int>(SolverStatus::kStagnated) && residual < 3e-7, line);
+    }
+    {  // What is not finite in one sample leaves the others alone, bit by bit.
+      const Branch branch(problem_of(kKinds[0], 3, n), 12, 0.35, 20);
+      auto y = draw(3 * 12 * n, 11);
+      Solver whole(branch, y, anderson);
+      y[12 * n + 5] = std::numeric_limits<float>::quiet_NaN();
+      Solver broken(branch, y, anderson);
+      whole.solve(path);
+      broken.solve(path);
+      CHECK_CUDA(cudaDeviceSynchronize());
+      const auto x = whole.x.host(), other = broken.x.host();
+      const auto status = broken.status.host();
+      const bool same = std::memcmp(x.data(), other.data(), 12 * n * 4) == 0 && std::memcmp(&x[24 * n], &other[24 * n], 12 * n * 4) == 0;
+      expect(same && status[0] == 1 && status[1] == static_cast<int>(SolverStatus::kNotFinite) && status[2] == 1 &&
+                 std::isnan(other[12 * n + 5]),
+             std::string(name(path)) + ": one sample with NaN, statuses " + std::to_string(status[0]) + " " + std::to_string(status[1]) +
+                 " " + std::to_string(status[2]));
+    }
+    test_reuse(path, n);
+    Solver none(Branch(problem_of(kKinds[0], 0, n), 12, 0.35, 21), {}, anderson);
+    none.solve(path);  // has to return
+  }
+  SolverOptions long_history;
+  long_history.memory = 8;
+  expect(!cuda::solver_covers(problem_of(kKinds[0], 1, 256), 12, long_history), "a history of 8 is not covered");
+  if (small) return;
+  for (int k = 0; k < 4; ++k) {  // one large map: against a known x
+    const int64_t n = 9701;
+    const Branch branch(problem_of(kKinds[k], 1, n), 12, 0.35, 22);
+    const auto known = draw(12 * n, 12);
+    const auto g = branch(sample_of(known, 0, 12 * n));
+    std::vector<float> y(known.size());
+    for (size_t e = 0; e < y.size(); ++e) y[e] = static_cast<float>(known[e] + g[e]);
+    Solver solver(branch, y, anderson);
+    solver.solve(SolverPath::kKernels);
+    CHECK_CUDA(cudaDeviceSynchronize());
+    const auto x = solver.x.host();
+    auto difference = sample_of(known, 0, 12 * n);
+    for (size_t e = 0; e < difference.size(); ++e) difference[e] -= x[e];
+    const double error = length(difference) / length(sample_of(known, 0, 12 * n));
+    char line[120];
+    std::snprintf(line, sizeof line, "kernels %s N9701: %d iterations, status %d, error %.1e", kKinds[k].name, solver.iterations.host()[0],
+                  solver.status.host()[0], error);
+    expect(solver.status.host()[0] == 1 && error < 2e-5, line);
+  }
+}
+
+#ifndef INVATTN_CUDA_EMULATION
+/// Median milliseconds of one call, as a caller sees it on the stream.
+template <class Body>
+double time_of(const Body& body, cuda::Launch& launch) {
+  cudaStream_t stream;
+  cudaEvent_t start, stop;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  CHECK_CUDA(cudaEventCreate(&start));
+  CHECK_CUDA(cudaEventCreate(&stop));
+  launch.stream = stream;
+  std::vector<float> times;
+  for (int r = 0; r < 33; ++r) {
+    CHECK_CUDA(cudaEventRecord(start, stream));
+    body();
+    CHECK_CUDA(cudaEventRecord(stop, stream));
+    CHECK_CUDA(cudaEventSynchronize(stop));
+    float ms;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
+    if (r >= 3) times.push_back(ms);
+  }
+  launch.stream = nullptr;
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  cudaStreamDestroy(stream);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+/// The strength with which the host needs 16 iterations at N = 256: as many as trained blocks of constant 0.88 need.
+double trained_strength(const Kind& kind) {
+  double low = 0.3, high = 8;
+  SolverOptions options;
+  options.max_iterations = 20;
+  for (int step = 0; step < 12; ++step) {
+    const double middle = std::sqrt(low * high);
+    const Branch branch(problem_of(kind, 1, 256), 12, middle, 5);
+    const auto host = host_solve(branch, sample_of(draw(12 * 256, 5), 0, 12 * 256), options);
+    if (host.status == SolverStatus::kConverged && host.iterations == 16) return middle;
+    (host.status == SolverStatus::kConverged && host.iterations < 16 ? low : high) = middle;
+  }
+  return low;
+}
+
+void time() {
+  std::printf(
+      "\nsolver to 1e-6: ms, iterations at most, us per evaluation (goals: 64x12x16x16 0.25 ms; 1x12x109x89 2.5, 2.5, 2.5, 1.0 ms)\n");
+  for (const int64_t n : {256, 9701}) {
+    for (const bool trained : {false, true}) {
+      for (int k = 0; k < 4; ++k) {
+        const double strength = trained ? trained_strength(kKinds[k]) : 0.5;
+        for (const SolverPath path : kPaths) {
+          if (way >= 0 && static_cast<int>(path) != way) continue;
+          for (const int64_t memory : {6, 0}) {
+            if (memory == 0 && (trained || path == SolverPath::kOneBlock)) continue;
+            const int64_t batch = n == 256 ? 64 : 1;
+            const Branch branch(problem_of(kKinds[k], batch, n), 12, strength, 5);
+            SolverOptions options;
+            options.memory = memory;
+            if (!cuda::path_covers(path, branch.problem, 12, options)) continue;
+            Solver solver(branch, draw(batch * 12 * n, 5), options);
+            const double ms = time_of([&] { solver.solve(path); }, solver.launch);
+            const auto iterations = solver.iterations.host(), status = solver.status.host();
+            const int most = *std::max_element(iterations.begin(), iterations.end());
+            std::printf("%2ldx12x%-5ld %-9s %-14s %-11s %-11s %8.4f ms, %2d iterations, %7.2f us each, %ld of %ld converged\n", long(batch),
+                        long(n), kKinds[k].name, trained ? "trained-like" : "strength 0.5", name(path), memory ? "anderson" : "fixed point",
+                        ms, most, 1000 * ms / (most + 1), long(std::count(status.begin(), status.end(), 1)), long(batch));
+            std::fflush(stdout);
+          }
+        }
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool small = false, timed = false, only_timed = false;
+  for (int a = 1; a < argc; ++a) {
+    small = small || std::strcmp(argv[a], "--small") == 0;
+    timed = timed || std::strcmp(argv[a], "--time") == 0;
+    if (std::strcmp(argv[a], "--way") == 0 && a + 1 < argc) way = std::atoi(argv[a + 1]);
+    only_timed = only_timed || std::strcmp(argv[a], "--only-time") == 0;
+  }
+#ifndef INVATTN_CUDA_EMULATION
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    std::printf("skipped: no CUDA device\n");
+    return 77;
+  }
+  CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+#endif
+  if (!only_timed) test(small);
+#ifndef INVATTN_CUDA_EMULATION
+  if (timed || only_timed) time();
+#endif
+  std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);
+  return failures == 0 ? 0 : 1;
+}
