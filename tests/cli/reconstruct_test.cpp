@@ -101,6 +101,30 @@ TEST_F(Reconstruct, RunsEveryCellAndLeavesAWholeRunFolder) {
   EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 32);
 }
 
+TEST_F(Reconstruct, KernelsAreChosenAndWhatTheyDoNotCoverIsSaid) {
+  const std::vector<std::string> guarded = {"--kind", "concatenation", "--kernels"};
+  const auto with = [](std::vector<std::string> arguments, const std::string& last) {
+    arguments.push_back(last);
+    return arguments;
+  };
+  ASSERT_EQ(run(small("fast", with(guarded, "fast"))).exit_code, 0);
+  ASSERT_EQ(run(small("plain", with(guarded, "reference"))).exit_code, 0);
+  const nlohmann::json fast = results("fast").at("rows").at(0);
+  const nlohmann::json plain = results("plain").at("rows").at(0);
+  EXPECT_NEAR(fast.at("loss").get<double>(), plain.at("loss").get<double>(), 1e-5);
+  EXPECT_NEAR(fast.at("lipschitz_max").get<double>(), plain.at("lipschitz_max").get<double>(), 1e-3);
+
+  // The published code's activation has signs, and no kernel.
+  const std::vector<std::string> published = {"--kind", "concatenation", "--policy", "published-code"};
+  const ToolResult told = run_tool(small("told", published), {"INVATTN_DEBUG=1"}, folder.string());
+  EXPECT_EQ(told.exit_code, 0);
+  expect_contains(told.err, "[kernels] plain ATen operations used: no kernel on cpu for a sum score with elu");
+  const ToolResult refused = run(small("refused", {"--kind", "concatenation", "--policy", "published-code", "--kernels", "fast"}));
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  expect_contains(refused.err, "Use kernels = auto");
+  EXPECT_EQ(run(small("unknown", {"--kernels", "quick"})).exit_code, 2);
+}
+
 TEST_F(Reconstruct, TheResolvedConfigurationReproducesTheRunAndAnotherSeedDoesNot) {
   const std::vector<std::string> kind = {"--kind", "concatenation", "--set", "guard.weight=7"};
   ASSERT_EQ(run(small("a", kind)).exit_code, 0);

@@ -47,17 +47,24 @@ void attention_hvp(const AttentionProblem&, const AttentionInputs<T>&, const Att
   absent();
 }
 
-#define INVATTN_INSTANTIATE(T)                                                                                                          \
-  template size_t attention_workspace_bytes<T>(const AttentionProblem&, int);                                                           \
-  template void attention_forward<T>(const AttentionProblem&, const AttentionInputs<T>&, AttentionSums<T>, T*, const Launch&);          \
-  template void attention_vjp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
-                                 T*, T*, T*, const Launch&);                                                                            \
-  template void attention_jvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*,           \
-                                 const AttentionInputs<T>&, T*, const Launch&);                                                         \
-  template void attention_hvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
-                                 const AttentionInputs<T>&, T*, T*, T*, T*, const Launch&)
+template size_t attention_workspace_bytes<float>(const AttentionProblem&, int);
+template void attention_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, AttentionSums<float>, float*, const Launch&);
+template void attention_vjp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                                   const float*, float*, float*, float*, const Launch&);
+template void attention_jvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                                   const AttentionInputs<float>&, float*, const Launch&);
+template void attention_hvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
+                                   const float*, const AttentionInputs<float>&, float*, float*, float*, float*, const Launch&);
 
-INVATTN_INSTANTIATE(float);
-INVATTN_INSTANTIATE(double);
+template size_t attention_workspace_bytes<double>(const AttentionProblem&, int);
+template void attention_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, AttentionSums<double>, double*,
+                                        const Launch&);
+template void attention_vjp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,
+                                    const double*, const double*, double*, double*, double*, const Launch&);
+template void attention_jvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,
+                                    const double*, const AttentionInputs<double>&, double*, const Launch&);
+template void attention_hvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,
+                                    const double*, const double*, const AttentionInputs<double>&, double*, double*, double*, double*,
+                                    const Launch&);
 
 }  // namespace invattn::kernels::cuda

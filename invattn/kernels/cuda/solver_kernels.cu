@@ -6,7 +6,8 @@
 // included, so that one executable graph serves every call with the same problem, options and workspace: a small cache here owns them.
 // On a stream that is being captured the WHILE node goes into the caller's graph instead.
 //
-// Versions: 1  predicted 12 us per iteration besides the attention at 1x12x9701.
+// Versions, milliseconds for 1x12x9701 to 1e-6 on an H200 (gaussian, embedded, dot, concat; 10, 8, 8, 10 iterations):
+//   1  3.06, 1.59, 1.77, 1.57: about 27 us per evaluation besides the attention.
 
 #include <array>
 #include <bit>
