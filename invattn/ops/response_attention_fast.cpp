@@ -15,6 +15,7 @@
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/ops/kernel_calls.h"
 #include "invattn/ops/response_attention_reference.h"
+#include "invattn/ops/saved_map.h"
 
 namespace invattn::fast {
 namespace {
@@ -162,33 +163,20 @@ std::pair<AttentionInputs, at::Tensor> hvp(const AttentionInputs& inputs, const 
   return {result, change};
 }
 
-void remember(AutogradContext* context, const ResponseMap& map) {
-  context->saved_data["score"] = static_cast<int64_t>(map.score);
-  context->saved_data["response"] = static_cast<int64_t>(map.response);
-  context->saved_data["normalization"] = static_cast<int64_t>(map.normalization);
-  context->saved_data["mass"] = map.mass;
-}
-
-ResponseMap remembered(AutogradContext* context) {
-  auto& data = context->saved_data;
-  return {static_cast<Score>(data["score"].toInt()), static_cast<Response>(data["response"].toInt()),
-          static_cast<Normalization>(data["normalization"].toInt()), data["mass"].toDouble()};
-}
-
 /// The first derivative as a function of its own: differentiated by the kernel for second derivatives, and beyond that by the reference's
 /// graph, so that every order is right.
 struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
   static variable_list forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                const at::Tensor& cotangent, const Evaluation* at, const ResponseMap* map) {
     context->save_for_backward({query, key, value, cotangent, at->output, at->rows, at->columns, at->total});
-    remember(context, *map);
+    save_map(context, *map);
     const auto pulled = vjp({query, key, value}, *map, *at, cotangent);
     return {pulled.query, pulled.key, pulled.value};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto map = remembered(context);
+    const auto map = saved_map(context);
     const AttentionInputs inputs{saved[0], saved[1], saved[2]};
     const auto& cotangent = saved[3];
     const auto or_zero = [](const at::Tensor& tensor, const at::Tensor& like) { return tensor.defined() ? tensor : at::zeros_like(like); };
@@ -218,13 +206,13 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
                             const ResponseMap* map) {
     const auto at = evaluate({query, key, value}, *map, /*for_derivatives=*/true);
     context->save_for_backward({query, key, value, at.output, at.rows, at.columns, at.total});
-    remember(context, *map);
+    save_map(context, *map);
     return at.output;
   }
 
   static variable_list backward(AutogradContext* context, variable_list cotangents) {
     const auto saved = context->get_saved_variables();
-    const auto map = remembered(context);
+    const auto map = saved_map(context);
     const Evaluation at{saved[3].detach(), saved[4], saved[5], saved[6]};
     if (at::GradMode::is_enabled()) {
       auto result = AttentionVjp::apply(saved[0], saved[1], saved[2], cotangents[0], &at, &map);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "invattn/ops/checkpoint.h"
+#include "invattn/ops/saved_map.h"
 
 namespace invattn::reference {
 namespace {
@@ -417,20 +418,15 @@ struct LargeAttention : torch::autograd::Function<LargeAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value, const ResponseMap* map, int64_t pairs_at_once) {
     context->save_for_backward({query, key, value});
-    context->saved_data["score"] = static_cast<int64_t>(map->score);
-    context->saved_data["response"] = static_cast<int64_t>(map->response);
-    context->saved_data["normalization"] = static_cast<int64_t>(map->normalization);
-    context->saved_data["mass"] = map->mass;
+    save_map(context, *map);
     context->saved_data["pairs"] = pairs_at_once;
     return composed_attention({query, key, value}, *map, pairs_at_once, /*keep=*/false);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list cotangents) {
     auto inputs = context->get_saved_variables();
-    auto& data = context->saved_data;
-    const ResponseMap map{static_cast<Score>(data["score"].toInt()), static_cast<Response>(data["response"].toInt()),
-                          static_cast<Normalization>(data["normalization"].toInt()), data["mass"].toDouble()};
-    const auto pairs_at_once = data["pairs"].toInt();
+    const auto map = saved_map(context);
+    const auto pairs_at_once = context->saved_data["pairs"].toInt();
     if (!at::GradMode::is_enabled()) {
       const auto pulled =
           reference::linearize_response_attention({inputs[0], inputs[1], inputs[2]}, map, pairs_at_once)->vjp(cotangents[0]);
