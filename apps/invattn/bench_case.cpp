@@ -19,6 +19,8 @@
 #include "invattn/lipschitz/local_constant.h"
 #include "invattn/nn/guard.h"
 #include "invattn/nn/residual.h"
+#include "invattn/train/captured_step.h"
+#include "invattn/train/optimizer.h"
 #include "kernel_coverage.h"
 #include "peak_memory.h"
 
@@ -119,34 +121,65 @@ double residual_of(InvertibleAttentionImpl& block, const at::Tensor& x, const at
   return (rms(block.forward(x) - y) / (1 + rms(y))).max().item<double>();
 }
 
-/// A block in training. Every step is the same work, whatever the steps before made of the weights.
+/// A block in training. Every step is the same work, whatever the steps before made of the weights. The reference trains with torch's Adam
+/// and launches one operation after another; the fast side as the library offers it, with its own optimiser and the step captured.
 class Trainer {
  public:
-  Trainer(const BenchCase& what, const InvertibleAttentionImpl& weights, at::Tensor x)
-      : what_(what), block_(seeded_block(what)), optimizer_(block_->parameters(), torch::optim::AdamOptions(1e-4)), x_(std::move(x)) {
+  Trainer(const BenchCase& what, const InvertibleAttentionImpl& weights, at::Tensor x, bool is_reference)
+      : what_(what), block_(seeded_block(what)), x_(std::move(x)) {
     copy_weights(weights, *block_);
     at::manual_seed(kSeed);
     target_ = (0.25 * at::randn(x_.sizes())).to(x_.device());
     if (what_.guard) guard_ = std::make_unique<Guard>(*block_);
+    if (is_reference) {
+      plain_ = std::make_unique<torch::optim::Adam>(block_->parameters(), torch::optim::AdamOptions(kLearningRate));
+    } else {
+      optimizer_ = std::make_unique<Optimizer>(*block_, OptimizerOptions{.learning_rate = kLearningRate});
+      // The number of terms of a roulette is a number of the host, different at every step.
+      if (what_.log_det != LogDetTerm::kRoulette) {
+        captured_ = std::make_unique<CapturedStep>(what_.device, [this] { descend(); });
+      }
+    }
   }
 
   Outcome gradients() {
-    optimizer_.zero_grad();
-    loss().backward();
+    draw_as_the_other();
+    backward();
     Outcome outcome;
     for (const at::Tensor& parameter : block_->parameters()) outcome.results.push_back(parameter.grad());
     return outcome;
   }
 
   void step() {
-    gradients();
-    optimizer_.step();
-    if (guard_) guard_->after_step();
+    draw_as_the_other();
+    if (captured_) {
+      (*captured_)();
+    } else {
+      descend();
+    }
   }
 
  private:
+  static constexpr double kLearningRate = 1e-4;
+
+  void draw_as_the_other() { at::manual_seed(kSeed); }
+
+  void backward() {
+    block_->zero_grad();
+    loss().backward();
+  }
+
+  void descend() {
+    backward();
+    if (plain_) {
+      plain_->step();
+    } else {
+      optimizer_->step();
+    }
+    if (guard_) guard_->after_step();
+  }
+
   at::Tensor loss() {
-    at::manual_seed(kSeed);  // both trainers draw the same probes
     at::Tensor loss;
     if (what_.log_det == LogDetTerm::kNone) {
       loss = (block_->forward(x_) - target_).square().mean();
@@ -161,10 +194,12 @@ class Trainer {
 
   BenchCase what_;
   InvertibleAttention block_;
-  torch::optim::Adam optimizer_;
   at::Tensor x_;
   at::Tensor target_;
   std::unique_ptr<Guard> guard_;
+  std::unique_ptr<torch::optim::Adam> plain_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<CapturedStep> captured_;
 };
 
 /// One case with everything that both sides share.
@@ -189,7 +224,7 @@ class Match {
                   return Outcome{.results = {block->forward(x)}};
                 }};
       case Work::kTrain: {
-        const auto trainer = std::make_shared<Trainer>(what_, *block_, x_);
+        const auto trainer = std::make_shared<Trainer>(what_, *block_, x_, is_reference);
         return {kernels, [trainer] { return trainer->gradients(); }, [trainer] { trainer->step(); }};
       }
       case Work::kInverse:
@@ -342,7 +377,7 @@ BenchRow run_case(const BenchCase& what) {
 
 BenchSide run_gradient(const BenchCase& what) {
   const auto gradient = [](const BenchCase& of) {
-    const auto trainer = std::make_shared<Trainer>(of, *seeded_block(of), images(of));
+    const auto trainer = std::make_shared<Trainer>(of, *seeded_block(of), images(of), of.kernels == Kernels::kReference);
     return Contender(of.kernels, [trainer] { return trainer->gradients(); });
   };
   BenchCase small = what;

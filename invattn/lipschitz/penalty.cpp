@@ -14,14 +14,13 @@ LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations) : 
   require(iterations > 0, "LocalConstantPenalty", "expected at least one iteration, got ", iterations, ".");
 }
 
-at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, const at::Tensor& x) {
+at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, int64_t count, const at::Tensor& x) {
   const bool fits = vectors_.defined() && vectors_.sizes().slice(1) == x.sizes().slice(1) && vectors_.options().type_equal(x.options());
   if (!fits) vectors_ = at::Tensor();
   const auto known = fits ? vectors_.size(0) : 0;
-  const auto needed = places.max().item<int64_t>() + 1;
-  if (needed > known) {
+  if (count > known) {
     auto shape = x.sizes().vec();
-    shape[0] = needed - known;
+    shape[0] = count - known;
     // A generator of its own, so that the guard does not shift the random numbers of the training; made anew, so that there is no state
     // of it to remember.
     auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(known));
@@ -32,7 +31,7 @@ at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, const at::
 }
 
 at::Tensor LocalConstantPenalty::operator()(const at::Tensor& x, const at::Tensor& value, const Linearization& linearization,
-                                            const at::Tensor& images) {
+                                            const at::Tensor& images, int64_t count) {
   require(x.requires_grad() && value.requires_grad(), "LocalConstantPenalty",
           "expected an x that requires gradients and a value computed from it, got one without a graph. "
           "Call forward with gradients on, in training mode, before asking for the penalty.");
@@ -43,10 +42,18 @@ at::Tensor LocalConstantPenalty::operator()(const at::Tensor& x, const at::Tenso
   at::Tensor places, kept, left, right;
   {
     at::NoGradGuard no_grad;
-    places = images.defined() ? images.to(x.device()) : at::arange(x.size(0), x.options().dtype(at::kLong));
-    require(places.min().item<int64_t>() >= 0, "LocalConstantPenalty", "expected image numbers of 0 or more, got ",
-            places.min().item<int64_t>(), ".");
-    right = kept = vectors_at(places, x.detach());
+    if (!images.defined()) {
+      places = at::arange(x.size(0), x.options().dtype(at::kLong));
+      count = x.size(0);
+    } else {
+      places = images.to(x.device());
+      if (count == 0) {
+        require(images.min().item<int64_t>() >= 0, "LocalConstantPenalty", "expected image numbers of 0 or more, got ",
+                images.min().item<int64_t>(), ".");
+        count = images.max().item<int64_t>() + 1;
+      }
+    }
+    right = kept = vectors_at(places, count, x.detach());
     for (int64_t i = 1; i < iterations_; ++i) right = unit_samples(linearization.vjp(linearization.jvp(right)));
     left = unit_samples(linearization.jvp(right));
   }

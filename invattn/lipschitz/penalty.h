@@ -19,8 +19,10 @@ class LocalConstantPenalty {
  public:
   LocalConstantPenalty(double target, int64_t iterations);
 
-  /// `value` is g(x) with its graph to `x` and to the weights; x must require gradients. `images`, (B) int64, numbers the samples.
-  at::Tensor operator()(const at::Tensor& x, const at::Tensor& value, const Linearization& linearization, const at::Tensor& images = {});
+  /// `value` is g(x) with its graph to `x` and to the weights; x must require gradients. `images`, (B) int64, numbers the samples, from 0
+  /// to `count` - 1. With a count of 0 the numbers are looked at, which on a GPU waits for them; with one they are taken as they are.
+  at::Tensor operator()(const at::Tensor& x, const at::Tensor& value, const Linearization& linearization, const at::Tensor& images = {},
+                        int64_t count = 0);
 
   /// The estimates L of the last call, (B), detached. Undefined before the first.
   const at::Tensor& constants() const { return constants_; }
@@ -30,8 +32,8 @@ class LocalConstantPenalty {
   void restore(at::Tensor vectors) { vectors_ = std::move(vectors); }
 
  private:
-  /// The kept vectors of these places, with new ones where there are none yet.
-  at::Tensor vectors_at(const at::Tensor& places, const at::Tensor& x);
+  /// The kept vectors of these places, all below `count`, with new ones where there are none yet.
+  at::Tensor vectors_at(const at::Tensor& places, int64_t count, const at::Tensor& x);
 
   double target_;
   int64_t iterations_;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/largest_singular_value.h"
 
 namespace invattn {
 namespace {
@@ -74,8 +75,7 @@ at::Tensor spectral_norm(const at::Tensor& matrix) {
   require(matrix.defined() && matrix.dim() == 2, "spectral_norm", "expected a matrix, got ", matrix.defined() ? matrix.dim() : 0,
           " dimensions.");
   require(matrix.numel() > 0, "spectral_norm", "expected a matrix with entries, got ", matrix.sizes(), ".");
-  // A small decomposition takes the CPU microseconds and a GPU milliseconds.
-  return at::linalg_svdvals(matrix.cpu()).select(0, 0).to(matrix.device());
+  return largest_singular_value(matrix);
 }
 
 at::Tensor constrain(const at::Tensor& weight, const at::Tensor& norm, double constant) {

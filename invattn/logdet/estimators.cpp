@@ -80,11 +80,12 @@ std::optional<at::Generator> make_generator(const Options& options) {
   return at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
 }
 
-/// Drawn on the CPU whatever the device, so that a seed means the same everywhere.
+/// With a seed drawn on the CPU whatever the device, so that it means the same everywhere; without one where x is, so that a training step
+/// does not wait for the host.
 at::Tensor draw_probe(Probe probe, const at::Tensor& x, const std::optional<at::Generator>& generator) {
-  const auto on_cpu = x.options().device(at::kCPU).memory_format(std::nullopt);
-  if (probe == Probe::kGaussian) return at::randn(x.sizes(), generator, on_cpu).to(x.device());
-  return at::randint(2, x.sizes(), generator, on_cpu).mul_(2).sub_(1).to(x.device());
+  const auto where = x.options().device(generator ? at::kCPU : x.device()).memory_format(std::nullopt);
+  if (probe == Probe::kGaussian) return at::randn(x.sizes(), generator, where).to(x.device());
+  return at::randint(2, x.sizes(), generator, where).mul_(2).sub_(1).to(x.device());
 }
 
 /// `draw_weights(generator)` gives the weights of one probe's series.

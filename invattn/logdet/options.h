@@ -53,8 +53,8 @@ struct SeriesLogDet {
   int64_t probes = 1;
   Probe probe = Probe::kRademacher;
   LogDetGradient gradient = LogDetGradient::kNeumann;
-  /// -1 draws from torch's default CPU generator. Another seed starts a private generator at every call: the same call then gives the
-  /// same numbers, which suits evaluation and not training, where each step wants new probes.
+  /// -1 draws from torch's default generator of the device of x. Another seed starts a private generator on the CPU at every call: the same
+  /// call then gives the same numbers, which suits evaluation and not training, where each step wants new probes.
   int64_t seed = -1;
 
   /// Throws a usage error that names the first field out of range.
@@ -87,7 +87,7 @@ struct RouletteLogDet {
   int64_t probes = 1;
   Probe probe = Probe::kRademacher;
   LogDetGradient gradient = LogDetGradient::kNeumann;
-  /// As in SeriesLogDet; the draws of N come from the same generator.
+  /// As in SeriesLogDet; the draws of N come from the CPU's generator in any case.
   int64_t seed = -1;
 
   /// Throws a usage error that names the first field out of range.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -129,8 +130,8 @@ at::Tensor PointwiseMapImpl::constrained_weight() const {
 void PointwiseMapImpl::project() {
   if (!(constant_ > 0)) return;
   at::NoGradGuard no_grad;
-  const double norm = spectral_norm(weight).item<double>();
-  if (norm > constant_) weight.mul_(constant_ / norm * kBelow);
+  const auto norm = spectral_norm(weight).to(at::kDouble);
+  weight.mul_(at::where(norm > constant_, constant_ / norm * kBelow, 1.0));  // without waiting for a device
 }
 
 void PointwiseMapImpl::scale(double factor) {
@@ -236,6 +237,20 @@ AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
 
 AttentionBound AttentionImpl::bound(int64_t positions) const { return bound(maps(positions), positions); }
 
+std::pair<AttentionImpl::Affine, AttentionImpl::Affine> AttentionImpl::score_maps() const {
+  const auto options = value_->weight.options();
+  const std::lock_guard lock(score_mutex_);
+  const at::Tensor& known = score_query_.weight;
+  if (!known.defined() || known.device() != options.device() || known.dtype() != options.dtype()) {
+    const at::NoGradGuard no_grad;
+    const auto shift = at::full({options_.channels}, options_.score_shift, options);
+    const auto identity = at::eye(options_.channels, options);
+    score_query_ = {options_.score_scale * identity, options_.score_scale * shift};
+    score_key_ = {identity, shift};
+  }
+  return {score_query_, score_key_};
+}
+
 AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
   Maps result;
   if (has_embedding(options_.kind)) {
@@ -243,11 +258,9 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
     result.key = {key_->constrained_weight(), key_->bias};
   }
   if (options_.score_scale != 1 || options_.score_shift != 0) {
-    const auto options = value_->weight.options();
-    const auto shift = at::full({options_.channels}, options_.score_shift, options);
-    const auto identity = at::eye(options_.channels, options);
-    result.query = {options_.score_scale * identity, options_.score_scale * shift};
-    result.key = {identity, shift};
+    const auto [query, key] = score_maps();
+    result.query = query;
+    result.key = key;
   }
   if (options_.kind == AttentionKind::kConcatenation) {
     // W_3 [W_1 x_i, W_2 x_j] is a number per x_i plus a number per x_j.

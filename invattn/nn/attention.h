@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -214,6 +215,8 @@ class AttentionImpl : public BranchImpl {
   void start_as_identity();
   void check(const at::Tensor& x, const char* origin) const;
   Maps maps(int64_t positions) const;
+  /// Query and key of the kind gaussian: x_i scaled and shifted.
+  std::pair<Affine, Affine> score_maps() const;
   MapNorms norms(const Affine& map) const;
   AttentionBound bound(const Maps& maps, int64_t positions) const;
   at::Tensor evaluate(const Maps& maps, const at::Tensor& x) const;
@@ -223,6 +226,8 @@ class AttentionImpl : public BranchImpl {
   PointwiseMap query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
   PointwiseMap concat_{nullptr};  // W_3, (1, 2 d), without bias
   at::Tensor gate_;               // gamma
+  mutable std::mutex score_mutex_;
+  mutable Affine score_query_, score_key_;  // as score_maps made them for the weights' device and type
 };
 TORCH_MODULE(Attention);
 

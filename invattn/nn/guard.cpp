@@ -52,13 +52,17 @@ Guard::~Guard() {
   for (const auto& entry : guarded_) entry.block->record(false);
 }
 
-at::Tensor Guard::penalty(const at::Tensor& images) {
+double Guard::last_largest() const { return last_largest_.defined() ? last_largest_.item<double>() : 0.0; }
+
+at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
   if (images.defined()) {
-    require(images.dim() == 1 && images.scalar_type() == at::kLong && (images.numel() == 0 || images.min().item<int64_t>() >= 0), "Guard",
+    const bool looked_at = count == 0 && images.numel() > 0;
+    require(images.dim() == 1 && images.scalar_type() == at::kLong && (!looked_at || images.min().item<int64_t>() >= 0), "Guard",
             "expected the numbers of the batch's images, int64 and 0 or more, got ", images.toString(), " ", images.sizes(), ".");
+    if (looked_at) count = images.max().item<int64_t>() + 1;
   }
   at::Tensor total;
-  last_largest_ = 0;
+  last_largest_ = at::Tensor();
   for (auto& entry : guarded_) {
     const auto& batch = entry.block->recorded();
     require(batch.defined() && at::GradMode::is_enabled(), "Guard",
@@ -67,17 +71,22 @@ at::Tensor Guard::penalty(const at::Tensor& images) {
             " samples, got ", images.defined() ? images.size(0) : 0, ".");
     if (batch.size(0) == 0) continue;
     // The next part of the batch, around the end.
-    const auto count =
+    const auto part_size =
         std::clamp<int64_t>(std::llround(std::ceil(options_.fraction * static_cast<double>(batch.size(0)))), 1, batch.size(0));
-    const auto rows = (at::arange(count, batch.options().dtype(at::kLong)) + step_ * count).remainder(batch.size(0));
+    if (!turn_.defined() || turn_.device() != batch.device()) {
+      turn_ = turn_.defined() ? turn_.to(batch.device()) : at::zeros({}, batch.options().dtype(at::kLong));
+    }
+    const auto rows = (at::arange(part_size, turn_.options()) + turn_ * part_size).remainder(batch.size(0));
     const auto x = batch.index_select(0, rows).requires_grad_(true);
     const auto value = entry.block->branch().forward(x);
     const auto linearization = entry.block->branch().freeze(x).linearize(x.detach());
-    const auto part = entry.penalty(x, value, *linearization, images.defined() ? images.to(rows.device()).index_select(0, rows) : rows);
+    const auto part = images.defined() ? entry.penalty(x, value, *linearization, images.to(rows.device()).index_select(0, rows), count)
+                                       : entry.penalty(x, value, *linearization, rows, batch.size(0));
     total = total.defined() ? total + part : part;
-    last_largest_ = std::max(last_largest_, entry.penalty.constants().max().item<double>());
+    const auto largest = entry.penalty.constants().max();
+    last_largest_ = last_largest_.defined() ? at::maximum(last_largest_, largest) : largest;
   }
-  ++step_;
+  if (turn_.defined()) turn_.add_(1);
   return total.defined() ? total * options_.weight : at::zeros({});
 }
 
@@ -128,7 +137,7 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
 }
 
 std::map<std::string, at::Tensor> Guard::state() const {
-  std::map<std::string, at::Tensor> state{{"step", at::scalar_tensor(step_, at::kLong)}};
+  std::map<std::string, at::Tensor> state{{"step", turn_.defined() ? turn_.cpu().clone() : at::zeros({}, at::kLong)}};
   for (std::size_t i = 0; i < guarded_.size(); ++i) {
     if (guarded_[i].penalty.vectors().defined()) state.emplace("vectors." + std::to_string(i), guarded_[i].penalty.vectors());
   }
@@ -139,7 +148,7 @@ void Guard::restore(const std::map<std::string, at::Tensor>& state) {
   const auto step = state.find("step");
   require(step != state.end() && step->second.numel() == 1 && step->second.scalar_type() == at::kLong, "Guard",
           "expected the state of a guard with its 'step', got none.");
-  step_ = step->second.item<int64_t>();
+  turn_ = step->second.reshape({}).clone();
   for (std::size_t i = 0; i < guarded_.size(); ++i) {
     const auto vectors = state.find("vectors." + std::to_string(i));
     if (vectors != state.end()) guarded_[i].penalty.restore(vectors->second.to(guarded_[i].block->parameters().front().device()));

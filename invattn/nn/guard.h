@@ -57,11 +57,12 @@ class Guard {
 
   /// weight x the sum over blocks of mean relu(L - target)^2, differentiable, at the inputs of the last forward pass. `images` numbers
   /// the samples of the batch within the training set, if the caller knows: each image then keeps a vector of its own, which one
-  /// iteration a step is enough for, at the cost of one copy of the training set in memory.
-  at::Tensor penalty(const at::Tensor& images = {});
+  /// iteration a step is enough for, at the cost of one copy of the training set in memory. `count` is the size of the training set: with
+  /// it nothing waits for a GPU, so that the step can be captured; without it the numbers are looked at.
+  at::Tensor penalty(const at::Tensor& images = {}, int64_t count = 0);
 
-  /// The largest local constant that the last penalty saw, over all blocks: a lower estimate, for showing progress.
-  double last_largest() const { return last_largest_; }
+  /// The largest local constant that the last penalty saw, over all blocks: a lower estimate, for showing progress. Waits for the device.
+  double last_largest() const;
 
   /// Projects the weights of every residual block onto their constraints, guarded or not.
   void after_step();
@@ -89,8 +90,8 @@ class Guard {
   torch::nn::Module* network_;
   std::vector<InvertibleResidualImpl*> blocks_;
   std::vector<Guarded> guarded_;
-  int64_t step_ = 0;
-  double last_largest_ = 0;
+  at::Tensor turn_;          // (), int64, on the device of the blocks: the steps so far, which say whose turn it is
+  at::Tensor last_largest_;  // (), undefined before the first penalty
   std::vector<at::Tensor> constants_;
 };
 

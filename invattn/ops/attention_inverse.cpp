@@ -53,13 +53,19 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
                                        .patience = rules.patience};
   const auto input = y.contiguous();
   AttentionInverse result;
+  at::Tensor figures;  // residuals, then iterations and statuses, which are half as wide
   const auto prepare = [&] {
     result.x = at::empty_like(input);
-    result.residual = at::empty({problem.batch}, y.options().dtype(at::kDouble));
-    result.iterations = at::empty({problem.batch}, y.options().dtype(at::kInt));
-    result.status = at::empty({problem.batch}, y.options().dtype(at::kInt));
-    return kernels::SolverReport{result.residual.data_ptr<double>(), result.iterations.data_ptr<int32_t>(),
-                                 result.status.data_ptr<int32_t>()};
+    figures = at::empty({2, problem.batch}, y.options().dtype(at::kDouble));  // one piece, so that a device sends it with one copy
+    auto* counts = static_cast<int32_t*>(figures[1].data_ptr());
+    return kernels::SolverReport{figures.data_ptr<double>(), counts, counts + problem.batch};
+  };
+  const auto unpack = [&] {
+    const auto here = figures.cpu();
+    const auto counts = here[1].view(at::kInt).view({2, problem.batch});
+    result.residual = here[0];
+    result.iterations = counts[0];
+    result.status = counts[1];
   };
   if (y.is_cuda()) {
     if (!kernels::cuda::solver_covers(problem, channels, options)) return std::nullopt;
@@ -70,9 +76,7 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
     kernels::cuda::solve(problem, channels, pointers<float>(weights), options, input.const_data_ptr<float>(), result.x.data_ptr<float>(),
                          report, launch.get());
     launch.check("inverse");
-    result.residual = result.residual.cpu();
-    result.iterations = result.iterations.cpu();
-    result.status = result.status.cpu();
+    unpack();
     return result;
   }
   const auto on_cpu = [&](auto type) {
@@ -81,6 +85,7 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
     const auto report = prepare();
     kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), options, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
                            torch_threads());
+    unpack();
     return true;
   };
   const bool done = y.scalar_type() == at::kFloat ? on_cpu(float()) : on_cpu(double());

@@ -5,6 +5,7 @@
 #include "invattn/kernels/cuda/attention.h"
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
+#include "invattn/kernels/cuda/spectral_norm.h"
 
 namespace invattn::kernels::cuda {
 namespace {
@@ -16,6 +17,13 @@ namespace {
 int multiprocessors() { absent(); }
 const char* take_error() { return nullptr; }
 bool covers(const AttentionProblem&) { return false; }
+bool norm_covers(int64_t, int64_t) { return false; }
+template <class T>
+void spectral_norm(const T*, int64_t, int64_t, T*, T*, T*, void*) {
+  absent();
+}
+template void spectral_norm<float>(const float*, int64_t, int64_t, float*, float*, float*, void*);
+template void spectral_norm<double>(const double*, int64_t, int64_t, double*, double*, double*, void*);
 bool solver_covers(const AttentionProblem&, int64_t, const SolverOptions&) { return false; }
 size_t solver_workspace_bytes(const AttentionProblem&, int64_t, const SolverOptions&, int) { absent(); }
 void solve(const AttentionProblem&, int64_t, const BranchWeights<float>&, const SolverOptions&, const float*, float*, const SolverReport&,

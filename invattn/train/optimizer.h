@@ -1,0 +1,92 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/fields.h"
+#include "invattn/core/names.h"
+
+namespace invattn {
+
+enum class OptimizerMethod {
+  kAdam,
+  kAdamax,  ///< Adam with the largest gradient so far in place of the mean square
+};
+
+template <>
+struct EnumNames<OptimizerMethod> {
+  static constexpr std::string_view kWhat = "an optimiser";
+  static constexpr std::array<std::pair<OptimizerMethod, std::string_view>, 2> kNames{
+      {{OptimizerMethod::kAdam, "adam"}, {OptimizerMethod::kAdamax, "adamax"}}};
+};
+
+struct OptimizerOptions {
+  OptimizerMethod method = OptimizerMethod::kAdam;
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double clip_norm = 0;  ///< gradients longer than this, all together, are shortened to it; 0: never
+  double average = 0;    ///< a running average of the weights keeps this much of itself per step; 0: no average
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("method", self.method, "adam or adamax");
+    field("learning_rate", self.learning_rate, "the step length");
+    field("beta1", self.beta1, "how much of the mean gradient is kept per step");
+    field("beta2", self.beta2, "how much of the gradient's size is kept per step");
+    field("epsilon", self.epsilon, "added to that size");
+    field("clip_norm", self.clip_norm, "longest gradient, all weights together; 0: any");
+    field("average", self.average, "how much of the running average of the weights is kept per step; 0: no average");
+  }
+
+  /// Throws a usage error that names the first field out of range.
+  void validate() const;
+};
+
+/// Adam and Adamax over the weights of a network in a handful of launches, whatever their number, with nothing on the host: a step can be
+/// captured (CapturedStep). Weights without a gradient are left alone. With clipping on, a step whose gradient is not finite changes nothing.
+class Optimizer {
+ public:
+  Optimizer(const torch::nn::Module& network, const OptimizerOptions& options);
+
+  void zero_grad();
+  void step();
+
+  void set_learning_rate(double value);
+
+  /// The norm of all gradients together before the last step's clipping, a 0-dimensional tensor; undefined without clipping.
+  const at::Tensor& gradient_norm() const { return gradient_norm_; }
+
+  /// Puts the averaged weights into the network and keeps the others in their place; called again, the other way round.
+  void swap_average();
+
+  /// What has to be remembered between two processes, by name.
+  std::map<std::string, at::Tensor> state() const;
+  /// Takes it over. What is missing or of another shape is an Error(kData) of `origin`, the name of the file.
+  void restore(const std::map<std::string, at::Tensor>& state, const std::string& origin);
+
+  const OptimizerOptions& options() const { return options_; }
+
+ private:
+  /// What belongs to one weight.
+  struct Entry {
+    std::string name;
+    at::Tensor weight, mean, size, average;  // average undefined where there is none
+  };
+
+  OptimizerOptions options_;
+  std::vector<Entry> entries_;
+  at::Tensor steps_;          // (), float32: the steps taken
+  at::Tensor learning_rate_;  // (), float32
+  at::Tensor gradient_norm_;
+};
+
+}  // namespace invattn

@@ -1,0 +1,116 @@
+#include "invattn/train/captured_step.h"
+
+#include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/core/version.h"
+#include "invattn/nn/guard.h"
+#include "invattn/nn/residual.h"
+#include "invattn/train/optimizer.h"
+#include "tests/support/numerics.h"
+
+namespace invattn::test {
+namespace {
+
+using testing::max_difference;
+using testing::random;
+
+class Captured : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+  }
+  at::Device device() const { return {GetParam(), static_cast<c10::DeviceIndex>(GetParam() == at::kCUDA ? 0 : -1)}; }
+  bool captures() const { return GetParam() == at::kCUDA && kBuiltWithCuda; }
+};
+
+/// A guarded block in training with a log-determinant: weights with constraints, random probes, the guard's turns, an optimiser.
+struct Training {
+  InvertibleAttention block{nullptr};
+  Optimizer optimizer;
+  Guard guard;
+  at::Tensor x;
+  at::Tensor loss;
+
+  Training(AttentionKind kind, at::Device device)
+      : block(make(kind, device)),
+        optimizer(*block, {.learning_rate = 1e-2, .clip_norm = 1}),
+        guard(*block, {.target = 0.05, .fraction = 0.5}),
+        x(at::zeros({4, 8, 3, 3}).to(device)) {}
+
+  static InvertibleAttention make(AttentionKind kind, at::Device device) {
+    at::manual_seed(5);
+    InvertibleAttention block(attention_preset(AttentionPreset::kGuarded, kind, 8));
+    block->to(device);
+    return block;
+  }
+
+  void step() {
+    optimizer.zero_grad();
+    const auto [y, determinant] = block->forward_log_det(x, SeriesLogDet{.terms = 3});
+    loss = y.square().sum(at::IntArrayRef{1, 2, 3}).sub(determinant.value).mean() + guard.penalty();
+    loss.backward();
+    optimizer.step();
+    guard.after_step();
+  }
+};
+
+TEST_P(Captured, TrainsAsTheWorkItself) {
+  for (const auto kind :
+       {AttentionKind::kGaussian, AttentionKind::kEmbeddedGaussian, AttentionKind::kDotProduct, AttentionKind::kConcatenation}) {
+    Training plain(kind, device());
+    Training captured(kind, device());
+    CapturedStep step(device(), [&captured] { captured.step(); });
+    for (int i = 0; i < 8; ++i) {
+      const auto batch = random({4, 8, 3, 3}, 20 + i, at::kFloat).to(device());
+      plain.x.copy_(batch);
+      captured.x.copy_(batch);
+      at::manual_seed(i);  // both draw the same probes
+      plain.step();
+      at::manual_seed(i);
+      step();
+      EXPECT_NEAR(captured.loss.item<double>(), plain.loss.item<double>(), 1e-4) << kind << ", step " << i;
+    }
+    EXPECT_EQ(step.captured(), captures());
+    for (size_t i = 0; i < plain.block->parameters().size(); ++i) {
+      EXPECT_LT(max_difference(captured.block->parameters()[i], plain.block->parameters()[i]), 1e-4) << kind;
+    }
+  }
+}
+
+TEST_P(Captured, DrawsNewRandomNumbersAtEachCall) {
+  const auto drawn = at::zeros({8}, at::TensorOptions().device(device()));
+  CapturedStep step(device(), [&drawn] { drawn.copy_(at::rand_like(drawn)); });
+  std::vector<at::Tensor> seen;
+  for (int i = 0; i < 8; ++i) {
+    step();
+    for (const auto& before : seen) EXPECT_FALSE(at::equal(before, drawn)) << "call " << i;
+    seen.push_back(drawn.clone());
+  }
+}
+
+TEST_P(Captured, WorkThatWaitsForTheDeviceIsRefusedWithAReason) {
+  if (!captures()) return;
+  const auto number = at::ones({}, at::TensorOptions().device(device()));
+  CapturedStep step(device(), [&number] { number.mul_(number.item<double>()); });
+  for (int i = 0; i < CapturedStep::kWarmUps; ++i) step();
+  try {
+    step();
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("[CapturedStep]"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ((number + 1).item<double>(), 2);  // the device still works
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Captured, ::testing::Values(at::kCPU, at::kCUDA),
+                         [](const auto& info) { return std::string(info.param == at::kCUDA ? "cuda_" : "cpu_") + "device"; });
+
+}  // namespace
+}  // namespace invattn::test

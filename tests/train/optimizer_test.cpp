@@ -1,0 +1,193 @@
+#include "invattn/train/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "tests/support/numerics.h"
+
+namespace invattn::test {
+namespace {
+
+using testing::max_difference;
+using testing::random;
+
+torch::nn::Linear make_network() {
+  at::manual_seed(3);
+  return torch::nn::Linear(torch::nn::LinearOptions(4, 3));
+}
+
+at::Tensor loss_of(torch::nn::Linear& network, uint64_t seed) {
+  return (network->forward(random({5, 4}, seed, at::kFloat)) - random({5, 3}, seed + 100, at::kFloat)).square().mean();
+}
+
+void train(torch::nn::Linear& network, Optimizer& optimizer, int first, int count) {
+  for (int step = first; step < first + count; ++step) {
+    optimizer.zero_grad();
+    loss_of(network, step).backward();
+    optimizer.step();
+  }
+}
+
+TEST(Optimizer, AdamIsTorchsAdam) {
+  auto ours = make_network();
+  auto theirs = make_network();
+  Optimizer optimizer(*ours, {.learning_rate = 1e-2});
+  torch::optim::Adam reference(theirs->parameters(), torch::optim::AdamOptions(1e-2));
+  train(ours, optimizer, 0, 20);
+  for (int step = 0; step < 20; ++step) {
+    reference.zero_grad();
+    loss_of(theirs, step).backward();
+    reference.step();
+  }
+  EXPECT_LT(max_difference(ours->weight, theirs->weight), 1e-6);
+  EXPECT_LT(max_difference(ours->bias, theirs->bias), 1e-6);
+}
+
+TEST(Optimizer, AdamaxIsItsFormula) {
+  auto network = make_network();
+  Optimizer optimizer(*network, {.method = OptimizerMethod::kAdamax, .learning_rate = 1e-2});
+  train(network, optimizer, 0, 10);
+
+  auto copy = make_network();
+  std::vector<at::Tensor> means;
+  std::vector<at::Tensor> sizes;
+  for (const auto& weight : copy->parameters()) {
+    means.push_back(at::zeros_like(weight));
+    sizes.push_back(at::zeros_like(weight));
+  }
+  for (int step = 0; step < 10; ++step) {
+    copy->zero_grad();
+    loss_of(copy, step).backward();
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < means.size(); ++i) {
+      const auto weight = copy->parameters()[i];
+      means[i] = 0.9 * means[i] + 0.1 * weight.grad();
+      sizes[i] = at::maximum(0.999 * sizes[i], weight.grad().abs() + 1e-8);
+      weight.sub_(1e-2 / (1 - std::pow(0.9, step + 1)) * means[i] / sizes[i]);
+    }
+  }
+  EXPECT_LT(max_difference(network->weight, copy->weight), 1e-6);
+  EXPECT_LT(max_difference(network->bias, copy->bias), 1e-6);
+}
+
+class EveryMethod : public ::testing::TestWithParam<OptimizerMethod> {};
+
+TEST_P(EveryMethod, LongGradientsAreShortened) {
+  auto network = make_network();
+  Optimizer optimizer(*network, {.method = GetParam(), .clip_norm = 1e-3});
+  loss_of(network, 1).backward();
+  const auto norm = at::cat({network->weight.grad().flatten(), network->bias.grad()}).norm();
+  optimizer.step();
+  EXPECT_NEAR(optimizer.gradient_norm().item<double>(), norm.item<double>(), 1e-6);
+  EXPECT_NEAR(at::cat({network->weight.grad().flatten(), network->bias.grad()}).norm().item<double>(), 1e-3, 1e-8);
+}
+
+TEST_P(EveryMethod, GradientsThatAreNotFiniteChangeNothing) {
+  auto network = make_network();
+  Optimizer optimizer(*network, {.method = GetParam(), .clip_norm = 1});
+  train(network, optimizer, 0, 3);
+  const auto weight = network->weight.detach().clone();
+  const auto steps = optimizer.state().at("steps").clone();
+  const auto mean = optimizer.state().at("mean.weight").clone();
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    optimizer.zero_grad();
+    loss_of(network, 9).backward();
+    network->bias.mutable_grad()[1] = bad;
+    optimizer.step();
+    EXPECT_TRUE(at::equal(network->weight, weight));
+    EXPECT_TRUE(at::equal(optimizer.state().at("steps"), steps));
+    EXPECT_TRUE(at::equal(optimizer.state().at("mean.weight"), mean));
+  }
+  train(network, optimizer, 10, 1);
+  EXPECT_FALSE(at::equal(network->weight, weight));
+  EXPECT_TRUE(network->weight.isfinite().all().item<bool>());
+}
+
+TEST_P(EveryMethod, GoesOnFromItsStateToTheSameBits) {
+  const OptimizerOptions options{.method = GetParam(), .learning_rate = 1e-2, .clip_norm = 1, .average = 0.9};
+  auto whole = make_network();
+  Optimizer through(*whole, options);
+  train(whole, through, 0, 8);
+
+  auto first = make_network();
+  Optimizer before(*first, options);
+  train(first, before, 0, 5);
+  auto second = make_network();
+  Optimizer after(*second, options);
+  {
+    const at::NoGradGuard no_grad;
+    second->weight.copy_(first->weight);
+    second->bias.copy_(first->bias);
+  }
+  after.restore(before.state(), "test");
+  train(second, after, 5, 3);
+  EXPECT_TRUE(at::equal(second->weight, whole->weight));
+  for (const auto& [name, tensor] : through.state()) EXPECT_TRUE(at::equal(after.state().at(name), tensor)) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, EveryMethod, ::testing::Values(OptimizerMethod::kAdam, OptimizerMethod::kAdamax),
+                         [](const auto& info) { return std::string(to_string(info.param)); });
+
+TEST(Optimizer, AverageFollowsTheWeightsAndIsSwappedIn) {
+  auto network = make_network();
+  auto expected = network->weight.detach().clone();
+  Optimizer optimizer(*network, {.learning_rate = 1e-2, .average = 0.5});
+  for (int step = 0; step < 4; ++step) {
+    train(network, optimizer, step, 1);
+    expected = 0.5 * expected + 0.5 * network->weight.detach();
+  }
+  const auto trained = network->weight.detach().clone();
+  optimizer.swap_average();
+  EXPECT_LT(max_difference(network->weight, expected), 1e-7);
+  optimizer.swap_average();
+  EXPECT_TRUE(at::equal(network->weight, trained));
+}
+
+TEST(Optimizer, LearningRateCanChange) {
+  auto network = make_network();
+  Optimizer optimizer(*network, {.learning_rate = 1e-2});
+  optimizer.set_learning_rate(1e-12);
+  const auto weight = network->weight.detach().clone();
+  train(network, optimizer, 0, 1);
+  EXPECT_LT(max_difference(network->weight, weight), 1e-10);
+  EXPECT_THROW(optimizer.set_learning_rate(0), Error);
+}
+
+TEST(Optimizer, WeightsWithoutAGradientStay) {
+  auto network = make_network();
+  network->bias.requires_grad_(false);
+  Optimizer optimizer(*network, {.learning_rate = 1e-2});
+  const auto bias = network->bias.clone();
+  train(network, optimizer, 0, 2);
+  EXPECT_TRUE(at::equal(network->bias, bias));
+}
+
+TEST(Optimizer, RefusesWhatItCannotBe) {
+  auto network = make_network();
+  EXPECT_THROW(Optimizer(*network, {.learning_rate = 0}), Error);
+  EXPECT_THROW(Optimizer(*network, {.beta1 = 1}), Error);
+  EXPECT_THROW(Optimizer(*network, {.epsilon = -1}), Error);
+  EXPECT_THROW(Optimizer(*network, {.clip_norm = std::numeric_limits<double>::infinity()}), Error);
+  EXPECT_THROW(Optimizer(torch::nn::Module(), {}), Error);
+  Optimizer optimizer(*network, {});
+  auto state = optimizer.state();
+  state["mean.weight"] = at::zeros({2});
+  try {
+    optimizer.restore(state, "file.safetensors");
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kData);
+    EXPECT_NE(std::string(error.what()).find("mean.weight"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace invattn::test
