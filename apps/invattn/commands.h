@@ -19,8 +19,10 @@ CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string
 
 // One file per subcommand.
 void add_bench(CLI::App& tool);
+void add_density(CLI::App& tool);
 void add_doctor(CLI::App& tool);
 void add_info(CLI::App& tool);
+void add_metrics(CLI::App& tool);
 void add_reconstruct(CLI::App& tool);
 void add_report(CLI::App& tool);
 

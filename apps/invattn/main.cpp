@@ -92,7 +92,9 @@ int main(int argc, char** argv) {
                                            (invattn::kBuiltWithCuda ? ", CUDA)" : ", CPU only)"));
     tool.footer("Examples:\n");
     invattn::tool::add_reconstruct(tool);
+    invattn::tool::add_density(tool);
     invattn::tool::add_report(tool);
+    invattn::tool::add_metrics(tool);
     invattn::tool::add_info(tool);
     invattn::tool::add_bench(tool);
     invattn::tool::add_doctor(tool);

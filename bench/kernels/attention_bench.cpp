@@ -104,6 +104,9 @@ std::vector<AttentionCase> cases() {
     add(Score::kProduct, Response::kEluPlusOne, b, 3, n);
     add(Score::kSum, Response::kEluPlusOne, b, 1, n);
     add(Score::kProduct, Response::kExponential, b, 3, n, kernels::Normalization::kBalanced);
+    add(Score::kProduct, Response::kExponential, b, 12, n, kernels::Normalization::kBalanced);
+    add(Score::kProduct, Response::kElu, b, 3, n, kernels::Normalization::kRows);
+    add(Score::kSum, Response::kElu, b, 1, n, kernels::Normalization::kRows);
   }
   return result;
 }

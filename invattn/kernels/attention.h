@@ -31,10 +31,10 @@ struct AttentionInputs {
   const T* value;  // (B, V, N)
 };
 
-/// What the forward pass leaves for the derivatives, to be handed on as it is: about the row sums, the column sums and their total. The CPU
-/// kernels keep two numbers for each, a shift and the sum with that shift (cpu::kSumParts): a logarithm in float32 would not fit the scores
-/// again where they are large, and a column that one score dominates would no longer sum to one. Null where the normalisation does not
-/// need it (rows: `rows` and `balanced`; columns: `columns` and `balanced`; total: `all`), where no derivative will be asked for, and for
+/// What the forward pass leaves for the derivatives, to be handed on as it is: about the row sums, the column sums and their total. The
+/// kernels keep two numbers for each (kSumParts), on the CPU a shift and the sum with that shift, on a device the two parts of a logarithm:
+/// one in float32 would not fit the scores again where they are large, and a column that one score dominates would no longer sum to one.
+/// Null where the normalisation does not need it (rows: `rows` and `balanced`; columns: `columns` and `balanced`; total: `all`), where no derivative will be asked for, and for
 /// Score::kSum, which works them out again.
 template <class T>
 struct AttentionSums {

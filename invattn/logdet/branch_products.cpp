@@ -28,6 +28,16 @@ const Linearization& BranchProducts::linearization() {
   return *linearization_;
 }
 
+at::Tensor BranchProducts::vjp(const at::Tensor& cotangent) {
+  if (wants_gradient(problem_)) {
+    auto product = torch::autograd::grad({problem_.branch_value}, {problem_.x}, {cotangent}, /*retain_graph=*/true,
+                                         /*create_graph=*/false, /*allow_unused=*/true)[0];
+    if (product.defined()) return product;
+  }
+  const at::NoGradGuard no_graph;
+  return linearization().vjp(cotangent);
+}
+
 at::Tensor BranchProducts::vjp_with_graph(const at::Tensor& cotangent) {
   auto product = torch::autograd::grad({problem_.branch_value}, {problem_.x}, {cotangent}, /*retain_graph=*/true, /*create_graph=*/true,
                                        /*allow_unused=*/true)[0];

@@ -52,15 +52,13 @@ at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& dra
 
 /// Without a graph; where `neumann` is given it also becomes w = sum_{k=0..} (-1)^k weights[k] (J')^k v, from the same products.
 at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& draw, at::Tensor* neumann) {
-  const at::NoGradGuard no_graph;
-  const auto& linearization = products.linearization();
   auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
   if (neumann != nullptr) *neumann = at::zeros_like(draw.probe);
   auto power = draw.probe;  // (J')^k v
   for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
     const auto weight = draw.weights[k - 1];
     if (neumann != nullptr) neumann->addcmul_(power, as_sample_factor(weight, power), alternating_sign(k));
-    power = linearization.vjp(power);
+    power = products.vjp(power);
     value.addcmul_(inner_products(power, draw.probe), weight, alternating_sign(k) / static_cast<double>(k));
   }
   return value;
@@ -134,12 +132,22 @@ at::Tensor roulette_weights(const RouletteLogDet& options, int64_t batch, const 
   return at::where(beyond <= extra, at::pow(1 / options.continuation, beyond.to(at::kDouble)), 0.0);
 }
 
+int64_t draw_terms(const RouletteLogDet& options, at::Generator generator) {
+  return options.minimum_terms + at::empty({}, at::kLong).geometric_(1 - options.continuation, std::move(generator)).item<int64_t>() - 1;
+}
+
 LogDet estimated_log_det(const LogDetProblem& problem, const SeriesLogDet& options) {
   return average_probes(problem, options, [&](const auto&) { return at::ones({options.terms, 1}, problem.x.options()); });
 }
 
 LogDet estimated_log_det(const LogDetProblem& problem, const RouletteLogDet& options) {
   const auto batch = problem.x.size(0);
+  if (options.terms > 0) {
+    return average_probes(problem, options, [&](const auto&) {
+      const auto beyond = at::arange(1, options.terms + 1, problem.x.options()).sub_(options.minimum_terms).clamp_min_(0);
+      return at::pow(1 / options.continuation, beyond).unsqueeze(1);
+    });
+  }
   return average_probes(problem, options, [&](const auto& generator) { return roulette_weights(options, batch, generator); });
 }
 

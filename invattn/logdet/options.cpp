@@ -27,6 +27,8 @@ void RouletteLogDet::validate() const {
           ". The first term has the largest variance: always compute it.");
   require(continuation > 0 && continuation < 1, "RouletteLogDet", "expected 0 < continuation < 1, got ", continuation,
           ". Use SeriesLogDet for a fixed number of terms.");
+  require(terms == 0 || terms >= minimum_terms, "RouletteLogDet", "expected terms >= minimum_terms = ", minimum_terms,
+          ", or 0 for draws of its own, got ", terms, ". Draw it with draw_terms.");
   validate_sampling(*this, "RouletteLogDet");
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
@@ -83,6 +85,9 @@ struct RouletteLogDet {
   /// The probability p of going on after each later term: P(N >= k) = p^(k - minimum_terms), p / (1 - p) further terms on average.
   /// A batch costs as much as its longest draw.
   double continuation = 0.85;
+  /// N of all samples and probes, drawn by the caller (draw_terms); 0: each draws its own. A loss over many samples and blocks stays
+  /// unbiased if they share one draw per step, and the step is then one of a few that can be captured (train/captured_step.h).
+  int64_t terms = 0;
   /// Independent probes per sample, each with its own N; the cost is proportional. The standard error needs at least two.
   int64_t probes = 1;
   Probe probe = Probe::kRademacher;
@@ -97,6 +102,7 @@ struct RouletteLogDet {
   static void visit(Self& self, Visitor&& field) {
     field("minimum_terms", self.minimum_terms, "terms that are always computed");
     field("continuation", self.continuation, "probability of going on after each later term");
+    field("terms", self.terms, "number of terms of all samples, drawn by the caller; 0: each draws its own");
     field("probes", self.probes, "independent random vectors per sample");
     field("probe", self.probe, "their distribution");
     field("gradient", self.gradient, "how the value is differentiated");
@@ -119,6 +125,9 @@ struct ExactLogDet {
     field("max_dimension", self.max_dimension, "largest number of entries per sample that is accepted");
   }
 };
+
+/// A number of terms for RouletteLogDet::terms.
+int64_t draw_terms(const RouletteLogDet& options, at::Generator generator);
 
 using LogDetOptions = std::variant<SeriesLogDet, RouletteLogDet, ExactLogDet>;
 

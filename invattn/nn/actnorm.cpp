@@ -31,7 +31,12 @@ void ActNormImpl::check(const at::Tensor& x) const {
 
 at::Tensor ActNormImpl::forward(const at::Tensor& x) {
   check(x);
-  if (is_training() && x.numel() > 0 && started_.item<double>() == 0) {
+  if (is_training() && x.numel() > 0 && !seen_) start(x);
+  return (x + per_channel(shift_)) * per_channel(log_scale_.exp());
+}
+
+void ActNormImpl::start(const at::Tensor& x) {
+  if (started_.item<double>() == 0) {
     at::NoGradGuard no_grad;
     const auto channels_last = x.detach().transpose(0, 1).flatten(1);  // (C, B H W)
     const auto mean = channels_last.mean(1);
@@ -42,7 +47,7 @@ at::Tensor ActNormImpl::forward(const at::Tensor& x) {
     log_scale_.copy_(-deviation.clamp_min(1e-6).log());
     started_.fill_(1);
   }
-  return (x + per_channel(shift_)) * per_channel(log_scale_.exp());
+  seen_ = true;
 }
 
 std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& /*options*/) {

@@ -30,10 +30,12 @@ class ActNormImpl : public BijectionImpl {
 
  private:
   void check(const at::Tensor& x) const;
+  void start(const at::Tensor& x);
 
   ActNormOptions options_;
   at::Tensor log_scale_, shift_;  // (C)
   at::Tensor started_;            // 1 once the first batch has been seen; floating, because Module::to converts every buffer
+  bool seen_ = false;             // that `started_` is 1: asked once, or every training step would wait for the device
 };
 TORCH_MODULE(ActNorm);
 

@@ -14,6 +14,7 @@
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/attention.h"
 #include "invattn/nn/convolution.h"
+#include "invattn/nn/flow.h"
 #include "invattn/nn/residual.h"
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
@@ -68,6 +69,7 @@ Bijection build(const json& description) {
   const auto type = type_of(description);
   if (type == "squeeze") return std::make_shared<SqueezeImpl>(options_of<SqueezeOptions>(description));
   if (type == "actnorm") return std::make_shared<ActNormImpl>(options_of<ActNormOptions>(description));
+  if (type == "flow") return std::make_shared<FlowImpl>(options_of<FlowOptions>(description));
   if (type == "residual") {
     return std::make_shared<InvertibleResidualImpl>(build_branch(member(description, "branch", {"type", "branch"})));
   }
@@ -78,7 +80,7 @@ Bijection build(const json& description) {
     for (const auto& part : parts) result->push_back(build(part));
     return result;
   }
-  fail(ErrorKind::kData, "make_bijection", "expected a type ", list_names(type, {"squeeze", "actnorm", "residual", "sequential"}),
+  fail(ErrorKind::kData, "make_bijection", "expected a type ", list_names(type, {"squeeze", "actnorm", "residual", "sequential", "flow"}),
        ", got '", type, "'.");
 }
 

@@ -163,7 +163,8 @@ at::Tensor AttentionImpl::Affine::adjoint(const at::Tensor& cotangents) const {
 }
 
 AttentionInputs AttentionImpl::Maps::inputs(const at::Tensor& positions) const {
-  return {query(positions), key(positions), value(positions)};
+  const auto queries = query(positions);
+  return {queries, query.same_as(key) ? queries : key(positions), value(positions)};
 }
 
 AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options) {
@@ -237,18 +238,16 @@ AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
 
 AttentionBound AttentionImpl::bound(int64_t positions) const { return bound(maps(positions), positions); }
 
-std::pair<AttentionImpl::Affine, AttentionImpl::Affine> AttentionImpl::score_maps() const {
+AttentionImpl::Affine AttentionImpl::score_map() const {
   const auto options = value_->weight.options();
   const std::lock_guard lock(score_mutex_);
-  const at::Tensor& known = score_query_.weight;
+  const at::Tensor& known = score_map_.weight;
   if (!known.defined() || known.device() != options.device() || known.dtype() != options.dtype()) {
     const at::NoGradGuard no_grad;
-    const auto shift = at::full({options_.channels}, options_.score_shift, options);
-    const auto identity = at::eye(options_.channels, options);
-    score_query_ = {options_.score_scale * identity, options_.score_scale * shift};
-    score_key_ = {identity, shift};
+    const double root = std::sqrt(options_.score_scale);
+    score_map_ = {root * at::eye(options_.channels, options), at::full({options_.channels}, root * options_.score_shift, options)};
   }
-  return {score_query_, score_key_};
+  return score_map_;
 }
 
 AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
@@ -258,9 +257,7 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
     result.key = {key_->constrained_weight(), key_->bias};
   }
   if (options_.score_scale != 1 || options_.score_shift != 0) {
-    const auto [query, key] = score_maps();
-    result.query = query;
-    result.key = key;
+    result.query = result.key = score_map();
   }
   if (options_.kind == AttentionKind::kConcatenation) {
     // W_3 [W_1 x_i, W_2 x_j] is a number per x_i plus a number per x_j.

@@ -204,6 +204,7 @@ class AttentionImpl : public BranchImpl {
     at::Tensor operator()(const at::Tensor& positions) const;  // (B, inputs, N) -> (B, outputs, N)
     at::Tensor linear(const at::Tensor& tangents) const;       // without the bias
     at::Tensor adjoint(const at::Tensor& cotangents) const;    // (B, outputs, N) -> (B, inputs, N)
+    bool same_as(const Affine& other) const { return weight.is_same(other.weight) && bias.is_same(other.bias); }
   };
   /// The constrained maps as used at N positions.
   struct Maps {
@@ -215,8 +216,9 @@ class AttentionImpl : public BranchImpl {
   void start_as_identity();
   void check(const at::Tensor& x, const char* origin) const;
   Maps maps(int64_t positions) const;
-  /// Query and key of the kind gaussian: x_i scaled and shifted.
-  std::pair<Affine, Affine> score_maps() const;
+  /// Query and key of the kind gaussian: x_i shifted, and scaled by the root of the scale. One map for both, so that the kernels see that
+  /// the response map is symmetric.
+  Affine score_map() const;
   MapNorms norms(const Affine& map) const;
   AttentionBound bound(const Maps& maps, int64_t positions) const;
   at::Tensor evaluate(const Maps& maps, const at::Tensor& x) const;
@@ -227,7 +229,7 @@ class AttentionImpl : public BranchImpl {
   PointwiseMap concat_{nullptr};  // W_3, (1, 2 d), without bias
   at::Tensor gate_;               // gamma
   mutable std::mutex score_mutex_;
-  mutable Affine score_query_, score_key_;  // as score_maps made them for the weights' device and type
+  mutable Affine score_map_;  // as made for the weights' device and type
 };
 TORCH_MODULE(Attention);
 

@@ -16,91 +16,180 @@ namespace {
 
 constexpr const char* kOrigin = "ConvolutionOptions";
 
+/// Bounds on the slopes: x sigmoid(x) has at most 1.0998, and as s'(x) + s'(-x) = 1 the pair (s(x), s(-x)) / 1.1 at most 1.00393.
+constexpr double kSwish = 1.1;
+constexpr double kPair = 1.004;
+
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
+  return at::conv2d(x, weight, bias, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
+}
+
+/// The adjoint of `convolve` in x, without the bias.
+at::Tensor convolve_transposed(const at::Tensor& y, const at::Tensor& weight) {
+  return at::conv_transpose2d(y, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
+}
+
 }  // namespace
 
 void ConvolutionOptions::validate() const {
   require(channels > 0 && hidden > 0, kOrigin, "expected positive numbers of channels and hidden channels, got ", channels, " and ", hidden,
           ".");
+  require(height > 0 && width > 0, kOrigin, "expected the height and width of the input, got ", height, " x ", width,
+          ". The spectral norm of a convolution belongs to one image size.");
   require(kernel > 0 && kernel % 2 == 1, kOrigin, "expected an odd kernel, got ", kernel, ".");
   require(layers > 0, kOrigin, "expected at least one layer, got ", layers, ".");
   require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
   require(tolerance > 0 && tolerance < 0.1, kOrigin, "expected a tolerance between 0 and 0.1, got ", tolerance, ".");
+  require(iterations >= 0, kOrigin, "expected 0 or more iterations, got ", iterations, ".");
 }
 
 ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(options) {
   options_.validate();
+  const auto inner = options_.hidden * (options_.activation == Activation::kCLipSwish ? 2 : 1);
   for (int64_t i = 0; i < options_.layers; ++i) {
     const bool first = i == 0;
     const bool last = i + 1 == options_.layers;
-    const auto inputs = first ? options_.channels : options_.hidden;
+    const auto inputs = first ? options_.channels : inner;
     const auto outputs = last ? options_.channels : options_.hidden;
     const auto kernel = first || last ? options_.kernel : 1;
-    const double width = 1 / std::sqrt(static_cast<double>(inputs * kernel * kernel));
+    const double bound = 1 / std::sqrt(static_cast<double>(inputs * kernel * kernel));
     const auto name = std::to_string(i);
-    Layer layer{{}, {}, {}, ConvolutionNorm({.tolerance = options_.tolerance})};
-    layer.weight = register_parameter("weight" + name, at::empty({outputs, inputs, kernel, kernel}).uniform_(-width, width));
-    layer.bias = register_parameter("bias" + name, at::empty({outputs}).uniform_(-width, width));
-    if (!last && options_.activation == Activation::kLipSwish) {
+    // A 1x1 convolution has the norm of its matrix whatever the image: one position is enough.
+    Layer layer{{},
+                {},
+                {},
+                ConvolutionNorm(inputs, kernel == 1 ? 1 : options_.height, kernel == 1 ? 1 : options_.width,
+                                {.tolerance = options_.tolerance, .steps = options_.iterations})};
+    layer.weight = register_parameter("weight" + name, at::empty({outputs, inputs, kernel, kernel}).uniform_(-bound, bound));
+    layer.bias = register_parameter("bias" + name, at::empty({outputs}).uniform_(-bound, bound));
+    if (!last && options_.activation != Activation::kElu) {
       layer.beta = register_parameter("beta" + name, at::full({1}, std::log(std::expm1(0.5))));
     }
+    register_buffer("vector" + name, layer.norm.vector());
     layers_.push_back(std::move(layer));
   }
-  image_size_ = register_buffer("image_size", at::zeros({2}));
 }
 
 double ConvolutionImpl::layer_constant() const { return std::pow(options_.constant, 1.0 / static_cast<double>(options_.layers)); }
 
-at::Tensor ConvolutionImpl::spectral_norm_of(Layer& layer, int64_t height, int64_t width) {
-  return layer.weight.size(2) == 1 ? spectral_norm(layer.weight.flatten(1)) : layer.norm(layer.weight, height, width);
-}
-
-std::vector<at::Tensor> ConvolutionImpl::constrained_weights(int64_t height, int64_t width) {
+/// In the format of the example's memory, so that each convolution finds its weights as it wants them.
+std::vector<at::Tensor> ConvolutionImpl::constrained_weights(const at::Tensor& example) {
   std::vector<at::Tensor> weights;
-  for (auto& layer : layers_) weights.push_back(constrain(layer.weight, spectral_norm_of(layer, height, width), layer_constant()));
+  for (auto& layer : layers_) {
+    const auto norm = is_training() ? layer.norm.track(layer.weight) : layer.norm.measure(layer.weight);
+    weights.push_back(constrain(layer.weight, norm, layer_constant()).contiguous(example.suggest_memory_format()));
+  }
   return weights;
 }
 
+/// May overwrite its input: a training step then keeps one tensor for this and the next convolution together.
+at::Tensor ConvolutionImpl::activate(const Layer& layer, at::Tensor input) const {
+  if (options_.activation == Activation::kElu) return at::elu_(input);
+  const auto gate = at::sigmoid(at::softplus(layer.beta).view({1, 1, 1, 1}) * input);
+  if (options_.activation == Activation::kLipSwish) return input * gate / kSwish;
+  const auto swish = input * gate;
+  return at::cat({swish, swish - input}, 1) / (kSwish * kPair);  // -x sigmoid(-x) = x sigmoid(x) - x
+}
+
+/// The derivative of `activate`, entry by entry of its result.
+at::Tensor ConvolutionImpl::slope(const Layer& layer, const at::Tensor& input) const {
+  if (options_.activation == Activation::kElu) return at::exp(input.clamp_max(0));
+  const auto scaled = at::softplus(layer.beta).view({1, 1, 1, 1}) * input;
+  const auto gate = at::sigmoid(scaled);
+  const auto of_swish = gate * (1 + scaled * (1 - gate));
+  if (options_.activation == Activation::kLipSwish) return of_swish / kSwish;
+  return at::cat({of_swish, of_swish - 1}, 1) / (kSwish * kPair);
+}
+
 at::Tensor ConvolutionImpl::evaluate(const std::vector<at::Tensor>& weights, const at::Tensor& x) const {
-  auto result = x;
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const auto padding = weights[i].size(2) / 2;
-    result = at::conv2d(result, weights[i], layers_[i].bias, 1, at::IntArrayRef{padding, padding});
-    if (i + 1 == layers_.size()) break;
-    if (layers_[i].beta.defined()) {
-      result = result * at::sigmoid(at::softplus(layers_[i].beta).view({1, 1, 1, 1}) * result) / 1.1;
-    } else {
-      result = at::elu(result);
-    }
+  auto result = convolve(x, weights[0], layers_[0].bias);
+  for (std::size_t i = 1; i < layers_.size(); ++i) {
+    result = convolve(activate(layers_[i - 1], result), weights[i], layers_[i].bias);
   }
   return result;
 }
 
-at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
-  require(x.defined() && x.dim() == 4 && x.size(1) == options_.channels, "Convolution", "expected images (B, ", options_.channels,
-          ", H, W), got ", x.defined() ? x.sizes() : at::IntArrayRef{}, ".");
+void ConvolutionImpl::check(const at::Tensor& x) const {
+  require(x.defined() && x.dim() == 4 && x.size(1) == options_.channels && x.size(2) == options_.height && x.size(3) == options_.width,
+          "Convolution", "expected images (B, ", options_.channels, ", ", options_.height, ", ", options_.width, "), got ",
+          x.defined() ? x.sizes() : at::IntArrayRef{}, ".");
   require(x.scalar_type() == layers_[0].weight.scalar_type(), "Convolution", "expected the type of the weights, ",
           layers_[0].weight.scalar_type(), ", got ", x.scalar_type(), ".");
-  {
-    at::NoGradGuard no_grad;
-    image_size_.copy_(at::tensor({x.size(2), x.size(3)}));
-  }
-  return evaluate(constrained_weights(x.size(2), x.size(3)), x);
 }
 
+at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
+  check(x);
+  return evaluate(constrained_weights(x), x);
+}
+
+/// J at a point: the convolutions with the slopes of the activations between them.
+class ConvolutionImpl::PointLinearization final : public Linearization {
+ public:
+  PointLinearization(const ConvolutionImpl& branch, std::vector<at::Tensor> weights, const at::Tensor& x)
+      : paired_(branch.options_.activation == Activation::kCLipSwish), weights_(std::move(weights)) {
+    at::NoGradGuard no_grad;
+    value_ = convolve(x, weights_[0], branch.layers_[0].bias);
+    for (std::size_t i = 1; i < weights_.size(); ++i) {
+      slopes_.push_back(branch.slope(branch.layers_[i - 1], value_));
+      value_ = convolve(branch.activate(branch.layers_[i - 1], value_), weights_[i], branch.layers_[i].bias);
+    }
+  }
+
+  at::Tensor value() const override { return value_; }
+
+  at::Tensor jvp(const at::Tensor& tangent) const override {
+    at::NoGradGuard no_grad;
+    auto result = convolve(tangent, weights_[0]);
+    for (std::size_t i = 1; i < weights_.size(); ++i) {
+      result = convolve((paired_ ? at::cat({result, result}, 1) : result) * slopes_[i - 1], weights_[i]);
+    }
+    return result;
+  }
+
+  at::Tensor vjp(const at::Tensor& cotangent) const override {
+    at::NoGradGuard no_grad;
+    auto result = convolve_transposed(cotangent, weights_.back());
+    for (std::size_t i = weights_.size() - 1; i > 0; --i) {
+      result = result * slopes_[i - 1];
+      if (paired_) {
+        const auto halves = result.chunk(2, 1);
+        result = halves[0] + halves[1];
+      }
+      result = convolve_transposed(result, weights_[i - 1]);
+    }
+    return result;
+  }
+
+ private:
+  bool paired_;
+  std::vector<at::Tensor> weights_;
+  std::vector<at::Tensor> slopes_;  // of the activation behind each layer but the last
+  at::Tensor value_;
+};
+
 FrozenBranch ConvolutionImpl::freeze(const at::Tensor& example) {
+  check(example);
   at::NoGradGuard no_grad;
-  const auto fixed = constrained_weights(example.size(2), example.size(3));
-  const TensorMap value = [this, fixed](const at::Tensor& x) { return evaluate(fixed, x); };
-  return {value, [value](const at::Tensor& x) { return autograd_linearization(value, x); }};
+  const auto fixed = constrained_weights(example);
+  return {[this, fixed](const at::Tensor& x) {
+            at::NoGradGuard quiet;
+            return evaluate(fixed, x);
+          },
+          [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
+            return std::make_unique<PointLinearization>(*this, fixed, x);
+          }};
+}
+
+void ConvolutionImpl::train(bool on) {
+  BranchImpl::train(on);
+  for (auto& layer : layers_) layer.norm.forget();
 }
 
 void ConvolutionImpl::project() {
-  const auto height = static_cast<int64_t>(image_size_[0].item<double>());
-  const auto width = static_cast<int64_t>(image_size_[1].item<double>());
-  if (height == 0) return;  // no input yet: the size that the norms belong to is not known
   at::NoGradGuard no_grad;
   for (auto& layer : layers_) {
-    const double norm = spectral_norm_of(layer, height, width).item<double>();
+    layer.norm.forget();
+    const double norm = layer.norm.measure(layer.weight).item<double>();
     // Power iteration comes from below: aim as far under the constant as a later estimate may come out above this one.
     if (norm > layer_constant()) layer.weight.mul_(layer_constant() / norm / (1 + std::max(4 * options_.tolerance, 1e-6)));
   }
@@ -115,14 +204,10 @@ void ConvolutionImpl::scale(double factor) {
 }
 
 Certificate ConvolutionImpl::certificate() const {
-  const auto height = static_cast<int64_t>(image_size_[0].item<double>());
-  const auto width = static_cast<int64_t>(image_size_[1].item<double>());
-  Certificate result{.policy = Policy::kProduct};
-  if (height == 0) return result;
-  result.basis = Basis::kMeasured;
-  result.constant = options_.constant;
-  result.data = "spectral norms by power iteration at " + std::to_string(height) + " x " + std::to_string(width);
-  return result;
+  return {.policy = Policy::kProduct,
+          .basis = Basis::kMeasured,
+          .constant = options_.constant,
+          .data = "spectral norms by power iteration at " + std::to_string(options_.height) + " x " + std::to_string(options_.width)};
 }
 
 std::string ConvolutionImpl::describe() const {

@@ -17,40 +17,50 @@ namespace invattn {
 /// Activations with Lipschitz constant 1.
 enum class Activation {
   kElu,
-  kLipSwish,  ///< x sigmoid(beta x) / 1.1 with a learned beta > 0: smooth, and its slope does not vanish together with its curvature
+  kLipSwish,   ///< x sigmoid(beta x) / 1.1 with a learned beta > 0: smooth, and its slope does not vanish together with its curvature
+  kCLipSwish,  ///< (LipSwish(x), LipSwish(-x)) / 1.004, twice as many channels: hardly ever loses slope, and so constant
 };
 
 template <>
 struct EnumNames<Activation> {
   static constexpr std::string_view kWhat = "an activation";
-  static constexpr std::array<std::pair<Activation, std::string_view>, 2> kNames{
-      {{Activation::kElu, "elu"}, {Activation::kLipSwish, "lipswish"}}};
+  static constexpr std::array<std::pair<Activation, std::string_view>, 3> kNames{
+      {{Activation::kElu, "elu"}, {Activation::kLipSwish, "lipswish"}, {Activation::kCLipSwish, "clipswish"}}};
 };
 
 struct ConvolutionOptions {
   int64_t channels = 0;                           ///< C of the input; has to be given
+  int64_t height = 0;                             ///< H of the input, which the spectral norms belong to; has to be given
+  int64_t width = 0;                              ///< W of the input; has to be given
   int64_t hidden = 128;                           ///< channels inside
   int64_t kernel = 3;                             ///< odd; of the first and the last convolution, those between are 1x1
   int64_t layers = 3;                             ///< convolutions, with an activation between each two
   Activation activation = Activation::kLipSwish;  ///< has Lipschitz constant 1
   double constant = 0.9;                          ///< of the branch: each convolution gets its layers-th root
   double tolerance = 1e-4;                        ///< of the power iterations
+  int64_t iterations = 0;                         ///< power iterations per training step; 0: to the tolerance, as outside training
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
     field("channels", self.channels, "channels of the input; has to be given");
+    field("height", self.height, "height of the input; has to be given");
+    field("width", self.width, "width of the input; has to be given");
     field("hidden", self.hidden, "channels inside");
     field("kernel", self.kernel, "odd; of the first and the last convolution, those between are 1x1");
     field("layers", self.layers, "convolutions, with an activation between each two");
     field("activation", self.activation, "between convolutions; has Lipschitz constant 1");
     field("constant", self.constant, "of the branch: each convolution gets its layers-th root");
     field("tolerance", self.tolerance, "of the power iterations for the spectral norms");
+    field("iterations", self.iterations, "power iterations per training step; 0: to the tolerance, as outside training");
   }
 
   void validate() const;
 };
 
 /// The branch of an i-ResNet: convolutions whose spectral norms multiply to the constant.
+///
+/// In training mode with fixed `iterations` the norms follow the weights without the host waiting for the device; in evaluation mode,
+/// `project` and whatever is saved they are measured to the tolerance. An input in channels-last format is convolved in that format.
 class ConvolutionImpl : public BranchImpl {
  public:
   explicit ConvolutionImpl(const ConvolutionOptions& options);
@@ -59,6 +69,8 @@ class ConvolutionImpl : public BranchImpl {
   FrozenBranch freeze(const at::Tensor& example) override;
   void project() override;
   void scale(double factor) override;
+  /// Also forgets what was worked out from the weights, which a replayed CUDA graph changes without a trace.
+  void train(bool on = true) override;
   Policy policy() const override { return Policy::kProduct; }
   Certificate certificate() const override;
   std::string describe() const override;
@@ -73,16 +85,17 @@ class ConvolutionImpl : public BranchImpl {
     at::Tensor beta;    // of the activation behind it, before the softplus; undefined for the last layer and for ELU
     ConvolutionNorm norm;
   };
+  class PointLinearization;
 
-  at::Tensor spectral_norm_of(Layer& layer, int64_t height, int64_t width);
-  std::vector<at::Tensor> constrained_weights(int64_t height, int64_t width);
+  void check(const at::Tensor& x) const;
+  std::vector<at::Tensor> constrained_weights(const at::Tensor& example);
+  at::Tensor activate(const Layer& layer, at::Tensor input) const;
+  at::Tensor slope(const Layer& layer, const at::Tensor& input) const;
   at::Tensor evaluate(const std::vector<at::Tensor>& weights, const at::Tensor& x) const;
   double layer_constant() const;
 
   ConvolutionOptions options_;
   std::vector<Layer> layers_;
-  at::Tensor
-      image_size_;  // (2), floating (Module::to converts every buffer): height and width of the last input, which the spectral norms belong to
 };
 TORCH_MODULE(Convolution);
 

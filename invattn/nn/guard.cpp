@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/full_precision.h"
 
 namespace invattn {
 namespace {
@@ -98,6 +99,7 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
                                        const std::string& data) {
   require(!batches.empty(), "Guard", "expected batches to measure on, got none. Give finish() training images.");
   const Evaluating evaluating(*network_);
+  const FullPrecision precise;
   at::NoGradGuard no_grad;
   after_step();
 

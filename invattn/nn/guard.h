@@ -40,7 +40,8 @@ struct GuardOptions {
 ///
 ///   Guard guard(*network);
 ///   for (...) {
-///     auto loss = criterion(network->forward(x)) + guard.penalty();   // after the forward pass
+///     auto loss = criterion(network->forward(x));
+///     loss = loss + guard.penalty();   // after the forward pass: in one expression C++ may call it first
 ///     loss.backward(); optimizer.step();
 ///     guard.after_step();
 ///   }
@@ -63,6 +64,12 @@ class Guard {
 
   /// The largest local constant that the last penalty saw, over all blocks: a lower estimate, for showing progress. Waits for the device.
   double last_largest() const;
+
+  /// The same without waiting, (); undefined before the first penalty and where nothing is guarded.
+  const at::Tensor& largest() const { return last_largest_; }
+
+  /// How many blocks are guarded.
+  int64_t size() const { return static_cast<int64_t>(guarded_.size()); }
 
   /// Projects the weights of every residual block onto their constraints, guarded or not.
   void after_step();

@@ -8,6 +8,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/ops/full_precision.h"
 
 namespace invattn {
 
@@ -40,6 +41,7 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
 Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
   require_images(y, "InvertibleResidual");
   at::NoGradGuard no_grad;
+  const FullPrecision precise;
   const auto frozen = branch_->freeze(y);
   const ResidualProblem problem{frozen.value,
                                 [&frozen](const at::Tensor& x) {

@@ -4,27 +4,29 @@
 
 #include <ostream>
 #include <string>
+#include <variant>
 
 #include "invattn/core/error.h"
+#include "invattn/core/seed.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/nn/recompute.h"
 
 namespace invattn {
-namespace {
 
-/// The options for part `index`: a fixed seed gives each part probes of its own.
-LogDetOptions for_part(const LogDetOptions& options, std::size_t index) {
+LogDetOptions options_for_part(const LogDetOptions& options, std::size_t index) {
   auto result = options;
   std::visit(
       [index](auto& chosen) {
         if constexpr (requires { chosen.seed; }) {
-          if (chosen.seed >= 0) chosen.seed += static_cast<int64_t>(index);
+          // Mixed, not added: the parts of parts would meet. One bit less, since a seed is not negative.
+          if (chosen.seed >= 0) {
+            chosen.seed = static_cast<int64_t>(derive_seed(static_cast<uint64_t>(chosen.seed), "part " + std::to_string(index)) >> 1U);
+          }
         }
       },
       result);
   return result;
 }
-
-}  // namespace
 
 SequentialImpl::SequentialImpl(std::vector<Bijection> parts) {
   for (auto& part : parts) push_back(std::move(part));
@@ -48,10 +50,11 @@ std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& 
   auto y = x;
   auto total = exact_log_det(at::zeros({x.size(0)}, x.options()));
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    auto [next, part] = parts_[i]->forward_log_det(y, for_part(options, i));
+    const auto chosen = options_for_part(options, i);
+    auto [next, part] = recompute_ ? recomputed_log_det(parts_[i], y, chosen) : parts_[i]->forward_log_det(y, chosen);
     y = next;
     total.value = total.value + part.value;
-    total.standard_error = (total.standard_error.square() + part.standard_error.square()).sqrt();
+    total.standard_error = at::hypot(total.standard_error, part.standard_error);
     total.sign = total.sign * part.sign;
   }
   return {y, total};

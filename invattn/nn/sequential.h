@@ -2,11 +2,15 @@
 
 #include <torch/nn/pimpl.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "invattn/nn/bijection.h"
 
 namespace invattn {
+
+/// The options for part `index` of a chain: a fixed seed gives each part probes of its own.
+LogDetOptions options_for_part(const LogDetOptions& options, std::size_t index);
 
 /// Bijections one after another; the inverse runs them backwards and returns one combined report.
 class SequentialImpl : public BijectionImpl {
@@ -23,6 +27,10 @@ class SequentialImpl : public BijectionImpl {
   void push_back(Bijection part);
   const std::vector<Bijection>& parts() const { return parts_; }
 
+  /// While on, `forward_log_det` keeps only what goes into each part and computes the part again in the backward pass (see recompute.h):
+  /// for less memory at the price of time.
+  void recompute(bool on) { recompute_ = on; }
+
   using BijectionImpl::forward_log_det;
   using BijectionImpl::inverse;
   at::Tensor forward(const at::Tensor& x) override;
@@ -35,6 +43,7 @@ class SequentialImpl : public BijectionImpl {
 
  private:
   std::vector<Bijection> parts_;
+  bool recompute_ = false;
 };
 TORCH_MODULE(Sequential);
 

@@ -22,6 +22,10 @@ at::Tensor SqueezeImpl::forward(const at::Tensor& x) {
   // Written out, because at::pixel_unshuffle returns an empty batch as it is.
   const auto f = options_.factor;
   const auto [batch, channels, height, width] = std::tuple(x.size(0), x.size(1), x.size(2) / f, x.size(3) / f);
+  if (x.suggest_memory_format() == at::MemoryFormat::ChannelsLast) {  // stays so: the same, with the channels behind
+    const auto behind = x.permute({0, 2, 3, 1}).reshape({batch, height, f, width, f, channels}).permute({0, 1, 3, 5, 2, 4});
+    return behind.reshape({batch, height, width, channels * f * f}).permute({0, 3, 1, 2});
+  }
   return x.reshape({batch, channels, height, f, width, f}).permute({0, 1, 3, 5, 2, 4}).reshape({batch, channels * f * f, height, width});
 }
 

@@ -39,8 +39,10 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
   if (chosen_kernels() == Kernels::kReference || y.size(2) == 0) return std::nullopt;
   if (y.scalar_type() != at::kFloat && (y.scalar_type() != at::kDouble || y.is_cuda())) return std::nullopt;
   const at::NoGradGuard no_grad;
-  const AttentionBranch weights{packed(branch.query, y), packed(branch.key, y), packed(branch.value, y), packed(branch.output, y),
-                                branch.map};
+  AttentionBranch weights{packed(branch.query, y), {}, packed(branch.value, y), packed(branch.output, y), branch.map};
+  // The same memory tells the kernels that the response map is symmetric.
+  const bool symmetric = branch.query.weight.is_same(branch.key.weight) && branch.query.bias.is_same(branch.key.bias);
+  weights.key = symmetric ? weights.query : packed(branch.key, y);
   const auto channels = y.size(1);
   kernels::AttentionProblem problem = kernel_problem(y, y, branch.map);
   problem.depth = weights.query.weight.size(0);

@@ -15,7 +15,9 @@ namespace invattn {
 /// The work runs on a stream of its own from the first call on: nodes of the autograd graph remember the stream they were made on, and a
 /// capture must not meet another one.
 struct CapturedStep::Graph {
-  explicit Graph(c10::Device device) : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+  Graph(c10::Device device, const Graph* other)
+      : stream(other != nullptr ? other->stream : c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
+        pool(other != nullptr ? other->pool : at::cuda::graph_pool_handle()) {}
 
   /// Runs `body` on the own stream, after what the current one has still to do, and before what it is given next.
   void beside(const std::function<void()>& body) {
@@ -30,7 +32,7 @@ struct CapturedStep::Graph {
   }
 
   void capture(const std::function<void()>& work) {
-    graph.capture_begin();
+    graph.capture_begin(pool);
     try {
       work();
     } catch (const std::exception& error) {
@@ -47,13 +49,15 @@ struct CapturedStep::Graph {
   }
 
   c10::cuda::CUDAStream stream;
+  c10::MempoolId_t pool;
   at::cuda::CUDAGraph graph;
   int warm_ups = 0;
   bool captured = false;
 };
 
-CapturedStep::CapturedStep(c10::Device device, std::function<void()> work)
-    : work_(std::move(work)), graph_(device.is_cuda() ? std::make_unique<Graph>(device) : nullptr) {}
+CapturedStep::CapturedStep(c10::Device device, std::function<void()> work, const CapturedStep* beside)
+    : work_(std::move(work)),
+      graph_(device.is_cuda() ? std::make_unique<Graph>(device, beside != nullptr ? beside->graph_.get() : nullptr) : nullptr) {}
 CapturedStep::~CapturedStep() = default;
 
 void CapturedStep::operator()() {

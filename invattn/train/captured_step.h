@@ -22,7 +22,8 @@ class CapturedStep {
   /// Calls that run the work as it is.
   static constexpr int kWarmUps = 3;
 
-  CapturedStep(c10::Device device, std::function<void()> work);
+  /// Several steps of which one runs at a time may share their memory: `beside` is another of them, which must live as long.
+  CapturedStep(c10::Device device, std::function<void()> work, const CapturedStep* beside = nullptr);
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
   CapturedStep& operator=(const CapturedStep&) = delete;

@@ -8,7 +8,7 @@ namespace invattn {
 
 struct CapturedStep::Graph {};
 
-CapturedStep::CapturedStep(c10::Device /*device*/, std::function<void()> work) : work_(std::move(work)) {}
+CapturedStep::CapturedStep(c10::Device /*device*/, std::function<void()> work, const CapturedStep* /*beside*/) : work_(std::move(work)) {}
 CapturedStep::~CapturedStep() = default;
 
 void CapturedStep::operator()() { work_(); }

@@ -4,9 +4,13 @@
 #include <torch/nn/module.h>
 #include <torch/optim/adam.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
+
+#include "invattn/core/fields.h"
+#include "invattn/train/optimizer.h"
 
 namespace invattn {
 
@@ -16,17 +20,53 @@ struct Checkpoint {
   std::map<std::string, std::string> notes;  ///< whatever else the trainer has to remember
 };
 
-/// Adds the weights of the network and the state of its optimiser.
-void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, torch::optim::Adam& optimizer);
+/// Adds the parameters and buffers of the network, as "network.<name>".
+void add_network(Checkpoint& checkpoint, const torch::nn::Module& network);
 
-/// Sets both from a checkpoint. What is missing or of another shape is an Error(kData) of `origin`, the name of the file.
+/// Sets them from a checkpoint, which must hold these tensors and no others of a network, of the same shapes and types (a weights-only
+/// one: of any floating-point type); else an Error(kData) of `origin`, the name of the file, and the network is unchanged.
+void restore_network(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin);
+
+/// Puts the running average of the weights in their place, where the checkpoint has one; false where it has none.
+bool restore_average(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin);
+
+/// The network and the state of its optimiser, as "optimizer.<name>".
+void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, const Optimizer& optimizer);
+void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, Optimizer& optimizer, const std::string& origin);
+
+/// The same for torch's Adam, as "adam.<name>".
+void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, torch::optim::Adam& optimizer);
 void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, torch::optim::Adam& optimizer, const std::string& origin);
 
 /// The tensors whose name starts with `prefix`, without it.
 std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors, const std::string& prefix);
 
-/// As one safetensors file, all or nothing: whoever is killed while saving keeps the checkpoint before.
-void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
+/// The network, the average of its weights and the notes alone, with floating-point tensors in bfloat16 (but for the few numbers of the
+/// smallest ones): enough to use the network, a quarter of a training with an average. No training can go on from it. Rounding
+/// moves norms a little: project the network after restoring it, before anything is certified.
+Checkpoint weights_only(const Checkpoint& checkpoint);
+
+struct CheckpointOptions {
+  int64_t shard_bytes = 0;  ///< most bytes of tensors in one file, at least 4096; 0: all in one file
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("shard_bytes", self.shard_bytes, "most bytes of tensors in one file; 0: all in one file");
+  }
+
+  void validate() const;
+};
+
+/// All or nothing: whoever is killed while saving, or whose disk is full, keeps the checkpoint before. One process at a time may save to
+/// a path; others may load from it meanwhile.
+///
+/// In one file it is a safetensors file. In shards, `path` is an index in JSON that names safetensors files beside it,
+/// "<name of path>.<generation>-<number>.safetensors", with size and digest (FNV-1a of 64 bits over the whole file), and holds the notes. A
+/// tensor of more than shard_bytes lies in pieces, flattened, in shards one after another. The shards of each save have names of their
+/// own, and the index is written last. Then shards of other generations of this path are removed: to keep a copy, copy index and shards.
+void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, const CheckpointOptions& options = {});
+
+/// Reads either form. A shard that is missing, truncated or altered is an Error(kData) that names it.
 Checkpoint load_checkpoint(const std::filesystem::path& path);
 
 }  // namespace invattn

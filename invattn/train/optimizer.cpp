@@ -83,6 +83,8 @@ void Optimizer::step() {
     at::_fused_adam_(weights, gradients, means, sizes, {}, std::vector<at::Tensor>(weights.size(), steps_), learning_rate_, options_.beta1,
                      options_.beta2, /*weight_decay=*/0, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
                      skipped.defined() ? std::optional<at::Tensor>(skipped) : std::nullopt);
+    // The fused operation does not say that it changed them, and spectral norms look whether the weights are those they know.
+    for (const auto& weight : weights) weight.unsafeGetTensorImpl()->bump_version();
   } else {
     auto rate = learning_rate_ / (1 - at::pow(options_.beta1, steps_));
     auto keep1 = at::full_like(rate, options_.beta1);

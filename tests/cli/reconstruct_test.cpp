@@ -114,12 +114,12 @@ TEST_F(Reconstruct, KernelsAreChosenAndWhatTheyDoNotCoverIsSaid) {
   EXPECT_NEAR(fast.at("loss").get<double>(), plain.at("loss").get<double>(), 1e-5);
   EXPECT_NEAR(fast.at("lipschitz_max").get<double>(), plain.at("lipschitz_max").get<double>(), 1e-3);
 
-  // The published code's activation has signs, and no kernel.
-  const std::vector<std::string> published = {"--kind", "concatenation", "--policy", "published-code"};
-  const ToolResult told = run_tool(small("told", published), {"INVATTN_DEBUG=1"}, folder.string());
-  EXPECT_EQ(told.exit_code, 0);
-  expect_contains(told.err, "[kernels] plain ATen operations used: no kernel on cpu for a sum score with elu");
-  const ToolResult refused = run(small("refused", {"--kind", "concatenation", "--policy", "published-code", "--kernels", "fast"}));
+  // Softplus has no kernel.
+  const std::vector<std::string> softplus = {"--kind", "concatenation", "--set", "variants[0].phi=softplus"};
+  const ToolResult told = run_tool(small("told", softplus), {"INVATTN_DEBUG=1"}, folder.string());
+  EXPECT_EQ(told.exit_code, 0) << told.err;
+  expect_contains(told.err, "[kernels] plain ATen operations used: no kernel on cpu for a sum score with softplus");
+  const ToolResult refused = run(small("refused", {"--kind", "concatenation", "--set", "variants[0].phi=softplus", "--kernels", "fast"}));
   EXPECT_EQ(refused.exit_code, 2) << refused.err;
   expect_contains(refused.err, "Use kernels = auto");
   EXPECT_EQ(run(small("unknown", {"--kernels", "quick"})).exit_code, 2);

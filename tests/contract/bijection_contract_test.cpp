@@ -2,6 +2,7 @@
 
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/convolution.h"
+#include "invattn/nn/flow.h"
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
 
@@ -71,16 +72,36 @@ std::vector<BijectionCase> attention_cases() {
   return cases;
 }
 
+/// Two scales of 4 x 4 images with one block each.
+Bijection small_flow(FlowOptions options) {
+  options.channels = 1;
+  options.height = 4;
+  options.width = 4;
+  options.blocks = {1, 1};
+  options.hidden = 5;
+  options.tolerance = 1e-10;
+  auto flow = std::make_shared<FlowImpl>(options);
+  at::NoGradGuard no_grad;
+  for (const auto& module : flow->modules()) {
+    if (dynamic_cast<AttentionImpl*>(module.get()) == nullptr) continue;
+    for (auto& parameter : module->parameters()) parameter.mul_(0.6);
+  }
+  return flow;
+}
+
+at::Tensor grey_levels(const at::Tensor& t) { return 256 * at::sigmoid(2 * t); }
+
 std::vector<BijectionCase> other_cases() {
   const auto convolution = [](Activation activation) {
-    return std::make_shared<InvertibleResidualImpl>(
-        std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .hidden = 5, .activation = activation, .tolerance = 1e-10}));
+    return std::make_shared<InvertibleResidualImpl>(std::make_shared<ConvolutionImpl>(
+        ConvolutionOptions{.channels = 2, .height = 3, .width = 4, .hidden = 5, .activation = activation, .tolerance = 1e-10}));
   };
   return {
       {"squeeze", [] { return std::make_shared<SqueezeImpl>(); }, {2, 1, 2, 4}},
       {"actnorm", [] { return std::make_shared<ActNormImpl>(ActNormOptions{.channels = 3}); }, {4, 3, 2, 2}},
       {"convolution_elu", [convolution] { return convolution(Activation::kElu); }, {2, 2, 3, 4}, 0.9},
       {"convolution_lipswish", [convolution] { return convolution(Activation::kLipSwish); }, {2, 2, 3, 4}, 0.9},
+      {"convolution_clipswish", [convolution] { return convolution(Activation::kCLipSwish); }, {2, 2, 3, 4}, 0.9},
       {"sequential_empty", [] { return std::make_shared<SequentialImpl>(); }, {2, 1, 2, 2}},
       {"sequential",
        [convolution] {
@@ -94,6 +115,39 @@ std::vector<BijectionCase> other_cases() {
          return chain;
        },
        {3, 1, 4, 4}},
+      {"flow_with_all_parts",
+       [] {
+         return small_flow({.pixels = PixelTransform::kLogit,
+                            .activation = Activation::kLipSwish,
+                            .attention = FlowAttention::kDotProduct,
+                            .attention_blocks = {1, 1}});
+       },
+       {3, 1, 4, 4},
+       0,
+       grey_levels},
+      {"flow_recomputed_without_split",
+       [] {
+         return small_flow({.pixels = PixelTransform::kCentre,
+                            .split = false,
+                            .activation = Activation::kCLipSwish,
+                            .actnorm = false,
+                            .attention = FlowAttention::kGaussian,
+                            .attention_preset = AttentionPreset::kStrict,
+                            .prior = FlowPrior::kStandard,
+                            .recompute = true});
+       },
+       {2, 1, 4, 4},
+       0,
+       grey_levels},
+      {"flow_in_the_plane",
+       [] {
+         auto options = flow_preset(FlowPreset::kPlane);
+         options.blocks = {3};
+         options.hidden = 5;
+         options.tolerance = 1e-10;
+         return std::make_shared<FlowImpl>(options);
+       },
+       {4, 2, 1, 1}},
   };
 }
 

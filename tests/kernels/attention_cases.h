@@ -94,9 +94,11 @@ inline std::vector<AttentionCase> attention_cases() {
   using R = Response;
   using M = Normalization;
   for (auto score : {Score::kProduct, Score::kSum}) {
-    for (auto response : {R::kExponential, R::kEluPlusOne, R::kRelu}) {
+    for (auto response : {R::kExponential, R::kEluPlusOne, R::kRelu, R::kElu, R::kIdentity}) {
       for (auto normalization : {M::kColumns, M::kRows, M::kAll, M::kBalanced, M::kCount}) {
         if (response == R::kExponential && normalization == M::kCount) continue;
+        const bool has_sign = response == R::kElu || response == R::kIdentity;
+        if (has_sign && normalization == M::kBalanced) continue;
         for (auto data : {Data::kRandom, Data::kEqual, Data::kZero, Data::kDominating, Data::kSpread, Data::kNegative, Data::kHuge}) {
           add(score, response, normalization, data, 1, 3, 12, 67);
         }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -46,9 +47,9 @@ Results<T> run_kernels(const AttentionProblem& p, const AttentionData<T>& data, 
 }
 
 template <class Real, class T>
-Results<Real> run_naive(const AttentionProblem& p, const AttentionData<T>& data, T rounding = 0) {
+Results<Real> run_naive(const AttentionProblem& p, const AttentionData<T>& data, T rounding = 0, uint64_t draw = 0) {
   const auto cast = [](const std::vector<T>& v) { return std::vector<Real>(v.begin(), v.end()); };
-  const NaiveAttention<Real> naive(p, cast(data.query), cast(data.key), cast(data.value), rounding);
+  const NaiveAttention<Real> naive(p, cast(data.query), cast(data.key), cast(data.value), rounding, draw);
   Results<Real> r;
   r.output = naive.forward();
   r.jvp = naive.jvp(cast(data.query_tangent), cast(data.key_tangent), cast(data.value_tangent));
@@ -97,35 +98,70 @@ void for_each_instruction_set(const Body& body) {
   }
 }
 
+/// All arrays with their positions moved up, round the end.
+template <class Arrays>
+Arrays rotated(Arrays arrays, int64_t positions, int64_t by) {
+  const auto rotate = [&](auto& values) {
+    const int64_t first = ((-by) % positions + positions) % positions;
+    for (auto row = values.begin(); row != values.end(); row += positions) std::rotate(row, row + first, row + positions);
+  };
+  if constexpr (requires { arrays.cotangent; }) {
+    for (auto* values : {&arrays.query, &arrays.key, &arrays.value, &arrays.query_tangent, &arrays.key_tangent, &arrays.value_tangent,
+                         &arrays.cotangent}) {
+      rotate(*values);
+    }
+  } else {
+    for (auto* values : {&arrays.output, &arrays.jvp, &arrays.query, &arrays.key, &arrays.value, &arrays.result_change,
+                         &arrays.query_change, &arrays.key_change, &arrays.value_change}) {
+      rotate(*values);
+    }
+  }
+  return arrays;
+}
+
 template <class T, class Real>
 void check(const AttentionCase& c) {
   ASSERT_TRUE(cpu::covers(c.problem));
   const AttentionData<T> data(c);
-  const auto plain = run_naive<T>(c.problem, data);
   const auto exact = run_naive<Real>(c.problem, data);
-  const auto rounded = run_naive<Real>(c.problem, data, std::numeric_limits<T>::epsilon() / 2);
+  const T rounding = std::numeric_limits<T>::epsilon() / 2;
+  std::vector<Results<T>> plain{run_naive<T>(c.problem, data)};
+  std::vector<Results<Real>> rounded{run_naive<Real>(c.problem, data, rounding)};
+  // Sums of either sign may nearly cancel: then one of them decides, and a single plain version, whose sums may be lucky, says little of the
+  // size of the error. Others sum up in other orders.
+  const bool has_sign = c.problem.response == Response::kElu || c.problem.response == Response::kIdentity;
+  for (int64_t draw = 1; has_sign && draw < 5; ++draw) {
+    const int64_t by = c.problem.positions * draw / 5;
+    plain.push_back(rotated(run_naive<T>(c.problem, rotated(data, c.problem.positions, by)), c.problem.positions, -by));
+    rounded.push_back(run_naive<Real>(c.problem, data, rounding, static_cast<uint64_t>(draw)));
+  }
   double roundings = 4;
-  const auto compare = [&](const char* what, const auto& g, const auto& p, const auto& e, const auto& r, double magnitude) {
-    // Weights below the smallest normal number may be that number instead of less.
-    const double floor =
-        roundings * double(std::numeric_limits<T>::epsilon()) * std::max(size(e), magnitude) + 1e6 * double(std::numeric_limits<T>::min());
-    EXPECT_LE(error(g, e), 2 * std::max(error(p, e), error(r, e)) + floor)
-        << what << ": plain " << error(p, e) << ", of rounded scores " << error(r, e) << ", size " << size(e);
+  const auto compare = [&](const char* what, const std::vector<T>& g, std::vector<T> Results<T>::*plain_member,
+                           std::vector<Real> Results<Real>::*member, double magnitude) {
+    const auto& e = exact.*member;
+    double plain_error = 0, rounded_error = 0;
+    for (const auto& one : plain) plain_error = std::max(plain_error, error(one.*plain_member, e));
+    for (const auto& one : rounded) rounded_error = std::max(rounded_error, error(one.*member, e));
+    // Weights below the smallest normal number may be that number instead of less; and what is exact here has roundings of its own.
+    const double floor = roundings * double(std::numeric_limits<T>::epsilon()) * std::max(size(e), magnitude) +
+                         1e6 * double(std::numeric_limits<T>::min()) + 16 * double(std::numeric_limits<Real>::epsilon());
+    EXPECT_LE(error(g, e), 2 * std::max(plain_error, rounded_error) + floor)
+        << what << ": plain " << plain_error << ", of rounded scores " << rounded_error << ", size " << size(e);
   };
   for_each_instruction_set([&](const char* instruction_set) {
     SCOPED_TRACE(instruction_set);
     roundings = std::string(instruction_set).find("SSE") == std::string::npos ? 4 : 6;  // no fused products there
     const auto got = run_kernels<T>(c.problem, data);
     const auto& size_of = exact.magnitudes;
-    compare("output", got.output, plain.output, exact.output, rounded.output, 0);
-    compare("jvp", got.jvp, plain.jvp, exact.jvp, rounded.jvp, size_of[0]);
-    compare("query", got.query, plain.query, exact.query, rounded.query, size_of[1]);
-    compare("key", got.key, plain.key, exact.key, rounded.key, size_of[2]);
-    compare("value", got.value, plain.value, exact.value, rounded.value, 0);
-    compare("change of result", got.result_change, plain.result_change, exact.result_change, rounded.result_change, size_of[0]);
-    compare("change of query", got.query_change, plain.query_change, exact.query_change, rounded.query_change, size_of[3]);
-    compare("change of key", got.key_change, plain.key_change, exact.key_change, rounded.key_change, size_of[4]);
-    compare("change of value", got.value_change, plain.value_change, exact.value_change, rounded.value_change, size_of[5]);
+    compare("output", got.output, &Results<T>::output, &Results<Real>::output, 0);
+    compare("jvp", got.jvp, &Results<T>::jvp, &Results<Real>::jvp, size_of[0]);
+    compare("query", got.query, &Results<T>::query, &Results<Real>::query, size_of[1]);
+    compare("key", got.key, &Results<T>::key, &Results<Real>::key, size_of[2]);
+    compare("value", got.value, &Results<T>::value, &Results<Real>::value, 0);
+    compare("change of result", got.result_change, &Results<T>::result_change, &Results<Real>::result_change, size_of[0]);
+    compare("change of query", got.query_change, &Results<T>::query_change, &Results<Real>::query_change, size_of[3]);
+    compare("change of key", got.key_change, &Results<T>::key_change, &Results<Real>::key_change, size_of[4]);
+    compare("change of value", got.value_change, &Results<T>::value_change, &Results<Real>::value_change, size_of[5]);
   });
 }
 
@@ -257,6 +293,89 @@ TEST(AttentionKernelLarge, AgreesWithTheNaiveReference) {
         EXPECT_EQ(once.key, run_kernels<float>(c.problem, data, pieces).key);
       }
     }
+  }
+}
+
+// Beyond the size where the whole map stays in the cache, block of columns by block of columns under every normalisation.
+TEST(AttentionKernelLarge, EveryNormalizationByBlocksOfColumns) {
+  for (auto response : {Response::kExponential, Response::kRelu, Response::kElu, Response::kIdentity}) {
+    for (auto normalization :
+         {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kCount, Normalization::kBalanced}) {
+      const bool has_sign = response == Response::kElu || response == Response::kIdentity;  // then one sign: no sum cancels
+      const AttentionCase c{{1, 3, 5, 523, Score::kProduct, response, normalization, 0.75}, has_sign ? Data::kNegative : Data::kRandom};
+      if (cpu::covers(c.problem)) check<float, double>(c);
+    }
+  }
+}
+
+// Where a block of columns no longer fits the cache, both sums of `balanced` come from one sweep. The queries are few different numbers, so
+// that a plain version need not work out 2.7e8 responses.
+TEST(AttentionKernelLarge, BothSumsBeyondTheCache) {
+  const AttentionCase c{{1, 1, 1, 16411, Score::kProduct, Response::kExponential, Normalization::kBalanced, 1.0}, Data::kRandom};
+  const auto& p = c.problem;
+  const auto n = static_cast<std::size_t>(p.positions);
+  AttentionData<float> data(c);
+  std::map<float, double> counts;
+  for (auto& x : data.query) ++counts[x = std::round(8 * x) / 16];
+  std::vector<float> output(n), rows(cpu::kSumParts * n), columns(cpu::kSumParts * n);
+  cpu::attention_forward<float>(p, {data.query.data(), data.key.data(), data.value.data()}, {rows.data(), columns.data(), nullptr},
+                                output.data());
+  const auto response = [&](float query, std::size_t j) { return std::exp(double(query) * double(data.key[j])); };
+  std::map<float, double> row_sums, results;
+  std::vector<double> column_sums(n);
+  for (const auto& [query, count] : counts) {
+    for (std::size_t j = 0; j < n; ++j) {
+      row_sums[query] += response(query, j);
+      column_sums[j] += count * response(query, j);
+    }
+  }
+  for (const auto& [query, count] : counts) {
+    for (std::size_t j = 0; j < n; ++j) results[query] += response(query, j) / std::sqrt(column_sums[j]) * double(data.value[j]);
+    results[query] /= std::sqrt(row_sums[query]);
+  }
+  std::vector<double> exact(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double row = row_sums[data.query[i]];
+    EXPECT_NEAR(double(rows[n + i]) * std::exp2(double(rows[i])), row, 2e-6 * row);
+    EXPECT_NEAR(double(columns[n + i]) * std::exp2(double(columns[i])), column_sums[i], 2e-6 * column_sums[i]);
+    exact[i] = results[data.query[i]];
+  }
+  EXPECT_LE(error(output, exact), 2e-6 * size(exact));
+}
+
+// The plain Gaussian hands in one array as query and key.
+TEST(AttentionKernelInputs, QueryAndKeyMayBeOneArray) {
+  for (int64_t n : {40, 523}) {
+    const AttentionCase c{{2, 3, 5, n, Score::kProduct, Response::kExponential, Normalization::kBalanced, 1.0}, Data::kRandom};
+    AttentionData<float> data(c);
+    data.key = data.query;
+    std::vector<float> one(data.value.size()), two(data.value.size());
+    cpu::attention_forward<float>(c.problem, {data.query.data(), data.query.data(), data.value.data()}, {}, one.data());
+    cpu::attention_forward<float>(c.problem, {data.query.data(), data.key.data(), data.value.data()}, {}, two.data());
+    EXPECT_EQ(one, two);
+  }
+}
+
+TEST(AttentionKernelInputs, CoversWhatHasAKernel) {
+  AttentionProblem p{1, 3, 4, 10, Score::kProduct, Response::kElu, Normalization::kRows, 1.0};
+  for (auto score : {Score::kProduct, Score::kSum}) {
+    p.score = score;
+    p.depth = score == Score::kSum ? 1 : 3;
+    for (auto response : {Response::kElu, Response::kIdentity}) {
+      p.response = response;
+      for (auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kCount}) {
+        p.normalization = normalization;
+        EXPECT_TRUE(cpu::covers(p));
+      }
+      p.normalization = Normalization::kBalanced;
+      EXPECT_FALSE(cpu::covers(p)) << "the root of a sum that may be negative";
+    }
+    p.response = Response::kSoftplus;
+    p.normalization = Normalization::kRows;
+    EXPECT_FALSE(cpu::covers(p));
+    p.response = Response::kExponential;
+    p.normalization = Normalization::kCount;
+    EXPECT_FALSE(cpu::covers(p));
   }
 }
 

@@ -1,6 +1,6 @@
 // The CUDA solver against a float64 version of the same method on the host, by each of its ways of working, and its times. A plain program,
 // so that it runs where there is no GoogleTest:
-//   cuda_solver_test [--small] [--time] [--only-time] [--way 0|1|2]        --small: few positions (compute-sanitizer, emulation)
+//   cuda_solver_test [--small] [--time] [--only-time] [--way 0|1|2] [--stack BYTES]        --small: few positions (compute-sanitizer, emulation)
 // Exit code 0: every case within bounds.
 
 #include <algorithm>
@@ -17,20 +17,13 @@
 #include "invattn/kernels/cuda/launch.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/cuda/solver_paths.h"
+#include "tests/kernels/cuda_support.cuh"
 
 namespace {
 
 using namespace invattn::kernels;
 using cuda::SolverPath;
-
-#define CHECK_CUDA(call)                                                         \
-  do {                                                                           \
-    const auto error = (call);                                                   \
-    if (error != cudaSuccess) {                                                  \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(3);                                                              \
-    }                                                                            \
-  } while (0)
+using testing::Device;
 
 int failures = 0, multiprocessors = 132, way = -1;  // way: one SolverPath only
 constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, SolverPath::kKernels};
@@ -44,36 +37,17 @@ void expect(bool good, const std::string& what) {
   if (!good) ++failures;
 }
 
-template <class T>
-struct Device {  // an array on the device, poisoned with NaN
-  T* data = nullptr;
-  size_t count;
-  explicit Device(size_t n) : count(n) {
-    CHECK_CUDA(cudaMalloc(&data, (n + 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemset(data, 0xff, (n + 1) * sizeof(T)));
-  }
-  explicit Device(const std::vector<T>& host) : Device(host.size()) {
-    CHECK_CUDA(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-  ~Device() { cudaFree(data); }
-  std::vector<T> host() const {
-    std::vector<T> result(count);
-    CHECK_CUDA(cudaMemcpy(result.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
-    return result;
-  }
-};
-
 // ---- The float64 version --------------------------------------------------------------------------------------------------------------
 
 struct Branch {
   AttentionProblem problem;
   int64_t channels;
+  bool symmetric;  // query and key have the same weights
   std::vector<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias;
 
   /// Weights drawn at random; `strength` scales the output map and with it the Lipschitz constant.
-  Branch(const AttentionProblem& p, int64_t channels_, double strength, unsigned seed) : problem(p), channels(channels_) {
+  Branch(const AttentionProblem& p, int64_t channels_, double strength, unsigned seed, bool symmetric_ = false)
+      : problem(p), channels(channels_), symmetric(symmetric_) {
     std::mt19937 engine(seed);
     std::normal_distribution<double> normal;
     const auto draw = [&](std::vector<float>& weight, std::vector<float>& bias, int64_t rows, int64_t columns, double scale) {
@@ -86,6 +60,7 @@ struct Branch {
     draw(key, key_bias, p.depth, channels, 0.5);
     draw(value, value_bias, p.values, channels, 1.0);
     draw(output, output_bias, channels, p.values, strength);
+    if (symmetric) key = query, key_bias = query_bias;
   }
 
   static std::vector<double> map(const std::vector<float>& weight, const std::vector<float>& bias, const std::vector<double>& in,
@@ -286,6 +261,7 @@ HostSolution host_solve(const Branch& branch, const std::vector<double>& y, cons
 struct Solver {
   AttentionProblem problem;
   int64_t channels;
+  bool symmetric;  // one array of weights for query and key
   SolverOptions options;
   Device<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias, y, x;
   Device<double> residual;
@@ -296,6 +272,7 @@ struct Solver {
   Solver(const Branch& b, const std::vector<float>& y_, const SolverOptions& o)
       : problem(b.problem),
         channels(b.channels),
+        symmetric(b.symmetric),
         options(o),
         query(b.query),
         query_bias(b.query_bias),
@@ -320,7 +297,8 @@ struct Solver {
   void solve(SolverPath path) {
     launch.workspace = workspaces[static_cast<int>(path)]->data;
     cuda::solve_by(path, problem, channels,
-                   {query.data, query_bias.data, key.data, key_bias.data, value.data, value_bias.data, output.data, output_bias.data},
+                   {query.data, query_bias.data, symmetric ? query.data : key.data, symmetric ? query_bias.data : key_bias.data, value.data,
+                    value_bias.data, output.data, output_bias.data},
                    options, y.data, x.data, {residual.data, iterations.data, status.data}, launch);
     CHECK_CUDA(cudaGetLastError());
   }
@@ -460,6 +438,18 @@ void test(bool small) {
       }
       const Branch branch(problem_of(kind, 2, small ? 33 : 100), 12, 0.35, 12);
       compare(path, kind.name, branch, draw(2 * 12 * branch.problem.positions, 4), fixed_point);
+    }
+    // Query and key with the same weights.
+    for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced}) {
+      for (const int k : {0, 1, 2}) {
+        const int64_t n = fused ? (small ? 40 : 256) : (small ? 130 : 600);
+        const Branch branch(problem_of(kKinds[k], 1, n, normalization), 12, 0.35, 27, true);
+        compare(path, (std::string(kKinds[k].name) + ", symmetric").c_str(), branch, draw(12 * n, 17), anderson);
+      }
+    }
+    if (fused) {
+      const Branch branch(problem_of(kKinds[2], 2, small ? 140 : 300, Normalization::kBalanced), 12, 0.35, 28, true);
+      compare(path, "dot, symmetric", branch, draw(2 * 12 * branch.problem.positions, 18), anderson);
     }
     // Sizes: fewer channels than compiled, one position, more than a block's tile.
     for (const int64_t n :
@@ -607,14 +597,26 @@ void time() {
       "\nsolver to 1e-6: ms, iterations at most, us per evaluation (goals: 64x12x16x16 0.25 ms; 1x12x109x89 2.5, 2.5, 2.5, 1.0 ms)\n");
   for (const int64_t n : {256, 9701}) {
     for (const bool trained : {false, true}) {
-      for (int k = 0; k < 4; ++k) {
+      const struct {
+        int kind;
+        Normalization normalization;
+        bool symmetric;
+        const char* name;
+      } timed[] = {{0, Normalization::kColumns, false, "gaussian"},
+                   {1, Normalization::kColumns, false, "embedded"},
+                   {2, Normalization::kColumns, false, "dot"},
+                   {3, Normalization::kColumns, false, "concat"},
+                   {0, Normalization::kBalanced, true, "gaussian, balanced"},
+                   {1, Normalization::kBalanced, false, "embedded, balanced"}};
+      for (const auto& [k, normalization, symmetric, kind_name] : timed) {
+        if (trained && normalization == Normalization::kBalanced) continue;
         const double strength = trained ? trained_strength(kKinds[k]) : 0.5;
         for (const SolverPath path : kPaths) {
           if (way >= 0 && static_cast<int>(path) != way) continue;
           for (const int64_t memory : {6, 0}) {
             if (memory == 0 && (trained || path == SolverPath::kOneBlock)) continue;
             const int64_t batch = n == 256 ? 64 : 1;
-            const Branch branch(problem_of(kKinds[k], batch, n), 12, strength, 5);
+            const Branch branch(problem_of(kKinds[k], batch, n, normalization), 12, strength, 5, symmetric);
             SolverOptions options;
             options.memory = memory;
             if (!cuda::path_covers(path, branch.problem, 12, options)) continue;
@@ -622,9 +624,10 @@ void time() {
             const double ms = time_of([&] { solver.solve(path); }, solver.launch);
             const auto iterations = solver.iterations.host(), status = solver.status.host();
             const int most = *std::max_element(iterations.begin(), iterations.end());
-            std::printf("%2ldx12x%-5ld %-9s %-14s %-11s %-11s %8.4f ms, %2d iterations, %7.2f us each, %ld of %ld converged\n", long(batch),
-                        long(n), kKinds[k].name, trained ? "trained-like" : "strength 0.5", name(path), memory ? "anderson" : "fixed point",
-                        ms, most, 1000 * ms / (most + 1), long(std::count(status.begin(), status.end(), 1)), long(batch));
+            std::printf("%2ldx12x%-5ld %-18s %-14s %-11s %-11s %8.4f ms, %2d iterations, %7.2f us each, %ld of %ld converged\n",
+                        long(batch), long(n), kind_name, trained ? "trained-like" : "strength 0.5", name(path),
+                        memory ? "anderson" : "fixed point", ms, most, 1000 * ms / (most + 1),
+                        long(std::count(status.begin(), status.end(), 1)), long(batch));
             std::fflush(stdout);
           }
         }
@@ -638,10 +641,12 @@ void time() {
 
 int main(int argc, char** argv) {
   bool small = false, timed = false, only_timed = false;
+  [[maybe_unused]] size_t stack = 0;
   for (int a = 1; a < argc; ++a) {
     small = small || std::strcmp(argv[a], "--small") == 0;
     timed = timed || std::strcmp(argv[a], "--time") == 0;
     if (std::strcmp(argv[a], "--way") == 0 && a + 1 < argc) way = std::atoi(argv[a + 1]);
+    if (std::strcmp(argv[a], "--stack") == 0 && a + 1 < argc) stack = std::strtoull(argv[a + 1], nullptr, 10);
     only_timed = only_timed || std::strcmp(argv[a], "--only-time") == 0;
   }
 #ifndef INVATTN_CUDA_EMULATION
@@ -651,6 +656,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if (stack > 0) CHECK_CUDA(cudaDeviceSetLimit(cudaLimitStackSize, stack));
 #endif
   if (!only_timed) test(small);
 #ifndef INVATTN_CUDA_EMULATION

@@ -16,9 +16,16 @@ class NaiveAttention {
  public:
   using Vector = std::vector<Real>;
 
-  /// With a rounding, each score is off by that much of its terms, up or down, as it is in any version of that precision.
-  NaiveAttention(const AttentionProblem& problem, Vector query, Vector key, Vector value, Real relative_rounding = 0)
-      : p(problem), n(problem.positions), q(std::move(query)), k(std::move(key)), f(std::move(value)), rounding(relative_rounding) {
+  /// With a rounding, each score is off by that much of its terms, up or down, as it is in any version of that precision. The draw chooses
+  /// which go up.
+  NaiveAttention(const AttentionProblem& problem, Vector query, Vector key, Vector value, Real relative_rounding = 0, uint64_t which = 0)
+      : p(problem),
+        n(problem.positions),
+        q(std::move(query)),
+        k(std::move(key)),
+        f(std::move(value)),
+        rounding(relative_rounding),
+        draw(which) {
     for (int64_t b = 0; b < p.batch; ++b) samples.push_back(make(b));
   }
 
@@ -194,7 +201,7 @@ class NaiveAttention {
   struct Map {
     Vector weight, slope, row_slope, column_slope;      // (N, N)
     Vector curvature, row_curvature, column_curvature;  // the slopes with phi'' instead of phi'
-    Vector rows, columns;                               // (N): logarithms of the sums (relu: the sums)
+    Vector rows, columns;                               // (N): logarithms of the sums, or the sums
     Real total = 0;
   };
   const Map& map(int64_t b) const { return samples[b]; }
@@ -215,7 +222,7 @@ class NaiveAttention {
   }
   static void note(double& largest, Real size) { largest = std::max(largest, std::abs(double(size))); }
   Real score(int64_t b, int64_t i, int64_t j) const {
-    const Real up = ((uint64_t(i * n + j) * 0x9e3779b97f4a7c15U) >> 35) % 2 ? rounding : -rounding;
+    const Real up = (((uint64_t(i * n + j) + (draw << 32)) * 0x9e3779b97f4a7c15U) >> 35) % 2 ? rounding : -rounding;
     if (p.score == Score::kSum) return (q[at(b, 0, i, 1)] + k[at(b, 0, j, 1)]) * (1 + up);
     Real sum = 0, size = 0;
     for (int64_t d = 0; d < p.depth; ++d) {
@@ -242,21 +249,25 @@ class NaiveAttention {
     }
   }
 
-  bool logs() const { return p.response != Response::kRelu; }
-  /// log phi (relu: phi), and phi' / phi (relu: phi').
+  bool logs() const { return p.response == Response::kExponential || p.response == Response::kEluPlusOne; }
+  /// log phi, or phi where that may be zero or negative, and phi' / phi, or phi'.
   Real value_of(Real s) const {
     if (p.response == Response::kExponential) return s;
     if (p.response == Response::kRelu) return std::max(s, Real(0));
+    if (p.response == Response::kElu) return s >= 0 ? s : std::expm1(s);
+    if (p.response == Response::kIdentity) return s;
     return s >= 0 ? std::log1p(s) : s;
   }
   Real slope_of(Real s) const {
     if (p.response == Response::kRelu) return s > 0 ? Real(1) : Real(0);
+    if (p.response == Response::kElu) return std::exp(std::min(s, Real(0)));
+    if (p.response == Response::kIdentity) return 1;
     return p.response == Response::kEluPlusOne && s >= 0 ? 1 / (1 + s) : Real(1);
   }
-  /// phi'' / phi' (relu: phi'').
+  /// phi'' / phi' (phi'' where that is zero).
   Real curvature_of(Real s) const {
-    if (p.response == Response::kRelu) return 0;
-    return p.response == Response::kEluPlusOne && s >= 0 ? Real(0) : Real(1);
+    if (p.response == Response::kRelu || p.response == Response::kIdentity) return 0;
+    return p.response != Response::kExponential && s >= 0 ? Real(0) : Real(1);
   }
   template <class Get>
   Real total_of(int64_t count, const Get& get) const {
@@ -324,6 +335,7 @@ class NaiveAttention {
   int64_t n;
   Vector q, k, f;
   Real rounding;
+  uint64_t draw;
   std::vector<Map> samples;
 };
 

@@ -125,16 +125,16 @@ class ConvolutionNormCases : public ::testing::TestWithParam<ConvolutionCase> {
 
 TEST_P(ConvolutionNormCases, EqualsTheSvdOfTheOperator) {
   const auto& c = GetParam();
-  ConvolutionNorm norm(kExact);
+  ConvolutionNorm norm(c.inputs, c.height, c.width, kExact);
   const double exact = exact_norm(weight(), c.height, c.width);
-  EXPECT_NEAR(norm(weight(), c.height, c.width).item<double>(), exact, 1e-10 * exact);
+  EXPECT_NEAR(norm.measure(weight()).item<double>(), exact, 1e-10 * exact);
 }
 
 TEST_P(ConvolutionNormCases, AtTheDefaultToleranceComesFromBelowAndNear) {
   const auto& c = GetParam();
-  ConvolutionNorm norm;
+  ConvolutionNorm norm(c.inputs, c.height, c.width);
   const double exact = exact_norm(weight(), c.height, c.width);
-  const double estimate = norm(weight(), c.height, c.width).item<double>();
+  const double estimate = norm.measure(weight()).item<double>();
   EXPECT_TRUE(norm.converged());
   EXPECT_LE(estimate, exact * (1 + 1e-12));
   // Stopping at a change of 1e-4 does not mean an error of 1e-4; with neighbouring singular values it is a few times that.
@@ -145,8 +145,8 @@ TEST_P(ConvolutionNormCases, GradientEqualsFiniteDifferencesOfTheSvd) {
   const auto& c = GetParam();
   const auto at_point = weight().requires_grad_(true);
   const auto direction = weight(2);
-  ConvolutionNorm norm(kExact);
-  const auto value = norm(at_point, c.height, c.width);
+  ConvolutionNorm norm(c.inputs, c.height, c.width, kExact);
+  const auto value = norm.measure(at_point);
   const double step = 1e-5;
   const double difference =
       (exact_norm(at_point + step * direction, c.height, c.width) - exact_norm(at_point - step * direction, c.height, c.width)) /
@@ -162,24 +162,83 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ConvolutionNormCases,
 
 TEST(ConvolutionNorm, UnchangedWeightsKeepTheValueBitForBitWithoutIterations) {
   const auto weight = random({3, 3, 3, 3}, 4);
-  ConvolutionNorm norm;
-  const double first = norm(weight, 8, 8).item<double>();
+  ConvolutionNorm norm(3, 8, 8);
+  const double first = norm.measure(weight).item<double>();
   EXPECT_GT(norm.iterations(), 2);
   for (int call = 0; call < 3; ++call) {
-    EXPECT_EQ(norm(weight, 8, 8).item<double>(), first);
+    EXPECT_EQ(norm.measure(weight).item<double>(), first);
     EXPECT_EQ(norm.iterations(), 0);
     EXPECT_TRUE(norm.converged());
   }
 }
 
+TEST(ConvolutionNorm, MeasuringDoesNotTouchTheVectorOfTraining) {
+  auto weight = random({3, 3, 3, 3}, 4);
+  ConvolutionNorm norm(3, 8, 8, {.steps = 1});
+  norm.track(weight);
+  const auto before = norm.vector().clone();
+  EXPECT_NEAR(before.norm().item<double>(), 1, 1e-6);
+  weight += 0.1 * random({3, 3, 3, 3}, 5);
+  norm.measure(weight);
+  EXPECT_TRUE(at::equal(norm.vector(), before));
+  norm.track(weight);
+  EXPECT_EQ(norm.iterations(), 1);
+  EXPECT_GT(max_difference(norm.vector(), before), 1e-4);
+}
+
+TEST(ConvolutionNorm, AFixedNumberOfStepsFollowsATraining) {
+  auto weight = random({6, 4, 3, 3}, 4);
+  ConvolutionNorm norm(4, 8, 8, {.steps = 1});
+  norm.track(weight);
+  EXPECT_GT(norm.iterations(), 2) << "the first call goes to the tolerance";
+  for (uint64_t step = 0; step < 30; ++step) {
+    weight += 3e-3 * random({6, 4, 3, 3}, 50 + step);
+    const double followed = norm.track(weight).item<double>();
+    EXPECT_EQ(norm.iterations(), 1);
+    const double exact = exact_norm(weight, 8, 8);
+    EXPECT_LE(followed, exact * (1 + 1e-12));
+    EXPECT_GE(followed, exact * (1 - 1e-2)) << "step " << step;
+  }
+}
+
+// What a checkpoint holds of it is enough to go on to the same bits.
+TEST(ConvolutionNorm, GoesOnFromItsVector) {
+  for (const int64_t steps : {0, 2}) {
+    auto weight = random({3, 3, 3, 3}, 4);
+    ConvolutionNorm norm(3, 6, 6, {.steps = steps});
+    norm.track(weight);
+    weight += 1e-2 * random({3, 3, 3, 3}, 5);
+    norm.track(weight);
+    weight += 1e-2 * random({3, 3, 3, 3}, 6);
+    ConvolutionNorm other(3, 6, 6, {.steps = steps});
+    other.vector().copy_(norm.vector());
+    EXPECT_EQ(other.track(weight).item<double>(), norm.track(weight).item<double>());
+    EXPECT_EQ(other.iterations(), norm.iterations());
+    EXPECT_TRUE(at::equal(other.vector(), norm.vector()));
+  }
+}
+
+// A replayed graph changes weights without telling autograd.
+TEST(ConvolutionNorm, ForgetsOnRequest) {
+  auto weight = random({3, 3, 3, 3}, 4);
+  ConvolutionNorm norm(3, 6, 6, kExact);
+  norm.measure(weight);
+  norm.track(weight);
+  auto behind = at::from_blob(weight.data_ptr(), weight.sizes(), weight.options());
+  behind.mul_(2);
+  norm.forget();
+  EXPECT_NEAR(norm.measure(weight).item<double>(), exact_norm(weight, 6, 6), 1e-9);
+  EXPECT_NEAR(norm.track(weight).item<double>(), exact_norm(weight, 6, 6), 1e-9);
+}
+
 TEST(ConvolutionNorm, AfterASmallChangeFewIterationsAreEnough) {
   auto weight = random({4, 4, 3, 3}, 4);
-  ConvolutionNorm norm;
-  norm(weight, 8, 8);
+  ConvolutionNorm norm(4, 8, 8);
+  norm.track(weight);
   const auto cold = norm.iterations();
   for (uint64_t step = 0; step < 5; ++step) {
     weight += 1e-3 * random({4, 4, 3, 3}, 50 + step);
-    const double warm = norm(weight, 8, 8).item<double>();
+    const double warm = norm.track(weight).item<double>();
     EXPECT_LE(norm.iterations(), 4);
     EXPECT_LT(norm.iterations(), cold);
     const double exact = exact_norm(weight, 8, 8);
@@ -189,70 +248,72 @@ TEST(ConvolutionNorm, AfterASmallChangeFewIterationsAreEnough) {
 
 TEST(ConvolutionNorm, AChangeInPlaceIsNoticed) {
   auto weight = random({2, 2, 3, 3}, 4);
-  ConvolutionNorm norm(kExact);
-  const double before = norm(weight, 5, 5).item<double>();
+  ConvolutionNorm norm(2, 5, 5, kExact);
+  const double before = norm.measure(weight).item<double>();
   weight.select(0, 0).zero_();
   const double exact = exact_norm(weight, 5, 5);
   EXPECT_GT(std::abs(before - exact), 0.1);
-  EXPECT_NEAR(norm(weight, 5, 5).item<double>(), exact, 1e-10);
+  EXPECT_NEAR(norm.measure(weight).item<double>(), exact, 1e-10);
 }
 
 // A tensor that is gone leaves its address to the next one.
 TEST(ConvolutionNorm, OtherWeightsAtTheSameAddressAreNoticed) {
-  ConvolutionNorm norm(kExact);
+  ConvolutionNorm norm(2, 5, 5, kExact);
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    const double value = norm(random({2, 2, 3, 3}, seed), 5, 5).item<double>();
+    const double value = norm.measure(random({2, 2, 3, 3}, seed)).item<double>();
     const double exact = exact_norm(random({2, 2, 3, 3}, seed), 5, 5);
     ASSERT_NEAR(value, exact, 1e-9 * exact) << "weights number " << seed;
   }
 }
 
 TEST(ConvolutionNorm, AnotherViewOfTheSameMemoryIsNoticed) {
-  const auto weight = random({2, 3, 3, 3}, 4);
-  const auto other = weight.view({3, 2, 3, 3});
-  const auto shared = weight.select(0, 0).unsqueeze(0);
-  ConvolutionNorm norm(kExact);
-  for (const auto& view : {weight, other, weight, shared, weight}) {
-    EXPECT_NEAR(norm(view, 4, 4).item<double>(), exact_norm(view, 4, 4), 1e-10);
+  const auto weight = random({4, 2, 3, 3}, 4);
+  const auto half = weight.slice(0, 0, 2);
+  const auto turned = weight.transpose(2, 3);
+  ConvolutionNorm norm(2, 4, 5, kExact);
+  for (const auto& view : {weight, half, weight, turned, weight}) {
+    EXPECT_NEAR(norm.measure(view).item<double>(), exact_norm(view, 4, 5), 1e-10);
   }
 }
 
-TEST(ConvolutionNorm, FollowsTheImageSizeAndTheType) {
+TEST(ConvolutionNorm, FollowsTheType) {
   const auto weight = random({2, 2, 3, 3}, 4);
-  ConvolutionNorm norm(kExact);
-  for (const auto& [height, width] : {std::pair<int64_t, int64_t>{3, 3}, {6, 4}, {4, 6}, {3, 3}}) {
-    EXPECT_NEAR(norm(weight, height, width).item<double>(), exact_norm(weight, height, width), 1e-10);
-  }
+  ConvolutionNorm norm(2, 3, 3, {.tolerance = 1e-6});
+  EXPECT_EQ(norm.track(weight).scalar_type(), at::kDouble);
   const auto single = weight.to(at::kFloat);
-  EXPECT_EQ(norm(single, 3, 3).scalar_type(), at::kFloat);
-  EXPECT_NEAR(norm(single, 3, 3).item<double>(), exact_norm(weight, 3, 3), 1e-4);
+  EXPECT_EQ(norm.track(single).scalar_type(), at::kFloat);
+  EXPECT_NEAR(norm.track(single).item<double>(), exact_norm(weight, 3, 3), 1e-4);
 }
 
 TEST(ConvolutionNorm, ZeroWeightsHaveNormZeroAndCanGrow) {
   auto weight = at::zeros({2, 2, 3, 3}, at::kDouble);
-  ConvolutionNorm norm(kExact);
-  EXPECT_EQ(norm(weight, 4, 4).item<double>(), 0);
+  ConvolutionNorm norm(2, 4, 4, kExact);
+  EXPECT_EQ(norm.measure(weight).item<double>(), 0);
   EXPECT_TRUE(norm.converged());
   auto leaf = weight.clone().requires_grad_(true);
-  EXPECT_TRUE(gradient(norm(leaf, 4, 4), leaf).isfinite().all().item<bool>());
+  EXPECT_TRUE(gradient(norm.measure(leaf), leaf).isfinite().all().item<bool>());
   weight.copy_(random({2, 2, 3, 3}, 9));
-  EXPECT_NEAR(norm(weight, 4, 4).item<double>(), exact_norm(weight, 4, 4), 1e-10);
+  EXPECT_NEAR(norm.measure(weight).item<double>(), exact_norm(weight, 4, 4), 1e-10);
 }
 
 // The vector kept from before has nothing in a channel that had only zeros; that channel may be the largest by now.
 TEST(ConvolutionNorm, AChannelThatWasZeroIsFound) {
   auto weight = at::zeros({2, 2, 1, 1}, at::kDouble);
   weight[0][0] = 1;
-  ConvolutionNorm norm(kExact);
-  EXPECT_NEAR(norm(weight, 3, 3).item<double>(), 1, 1e-12);
+  ConvolutionNorm norm(2, 4, 4, kExact);
+  EXPECT_NEAR(norm.measure(weight).item<double>(), 1, 1e-12);
+  ConvolutionNorm tracked(2, 4, 4, {.steps = 1});
+  tracked.track(weight);
   weight[1][1] = 5;
-  EXPECT_NEAR(norm(weight, 3, 3).item<double>(), 5, 1e-9);
+  EXPECT_NEAR(norm.measure(weight).item<double>(), 5, 1e-9);
+  for (int step = 0; step < 5; ++step) tracked.track(weight.mul_(1));
+  EXPECT_NEAR(tracked.track(weight).item<double>(), 5, 1e-3);
 }
 
 TEST(ConvolutionNorm, SaysSoWhenItGivesUp) {
   const auto weight = random({3, 3, 3, 3}, 4);
-  ConvolutionNorm norm({.tolerance = 1e-12, .max_iterations = 2});
-  const double estimate = norm(weight, 8, 8).item<double>();
+  ConvolutionNorm norm(3, 8, 8, {.tolerance = 1e-12, .max_iterations = 2});
+  const double estimate = norm.measure(weight).item<double>();
   EXPECT_EQ(norm.iterations(), 2);
   EXPECT_FALSE(norm.converged());
   EXPECT_GT(estimate, 0);
@@ -261,19 +322,28 @@ TEST(ConvolutionNorm, SaysSoWhenItGivesUp) {
 
 TEST(ConvolutionNorm, NanWeightsGiveNanNotANumberThatLooksRight) {
   const auto weight = at::full({2, 2, 3, 3}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
-  ConvolutionNorm norm(kExact);
-  EXPECT_TRUE(std::isnan(norm(weight, 4, 4).item<double>()));
+  ConvolutionNorm norm(2, 4, 4, kExact);
+  EXPECT_TRUE(std::isnan(norm.measure(weight).item<double>()));
   EXPECT_FALSE(norm.converged());
   const auto good = random({2, 2, 3, 3}, 3);
-  EXPECT_NEAR(norm(good, 4, 4).item<double>(), exact_norm(good, 4, 4), 1e-9);  // and recovers
+  EXPECT_NEAR(norm.measure(good).item<double>(), exact_norm(good, 4, 4), 1e-9);  // and recovers
+
+  ConvolutionNorm tracked(2, 4, 4, {.steps = 3});
+  for (const auto& bad : {weight, at::zeros({2, 2, 3, 3}, at::kDouble), at::full({2, 2, 3, 3}, INFINITY, at::kDouble)}) {
+    tracked.track(good.clone());
+    tracked.track(bad);
+    EXPECT_TRUE(tracked.vector().isfinite().all().item<bool>()) << bad;
+    EXPECT_NEAR(tracked.track(good.clone()).item<double>(), exact_norm(good, 4, 4), 0.1);
+  }
+  EXPECT_TRUE(std::isnan(tracked.track(weight).item<double>()));
 }
 
 TEST(ConvolutionNorm, TheSecondDerivativeInTheWeightsIsAnError) {
   const auto weight = random({2, 2, 3, 3}, 4).requires_grad_(true);
-  ConvolutionNorm norm;
-  const auto first = gradient(norm(weight, 4, 4), weight, true);
+  ConvolutionNorm norm(2, 4, 4);
+  const auto first = gradient(norm.measure(weight), weight, true);
   EXPECT_THROW(gradient(first.square().sum(), weight), Error);
-  const auto constrained = constrain(weight, norm(weight, 4, 4), 0.5);
+  const auto constrained = constrain(weight, norm.measure(weight), 0.5);
   const auto of_constrained = gradient(constrained.square().sum(), weight, true);
   EXPECT_THROW(gradient(of_constrained.square().sum(), weight), Error);
 }
@@ -285,9 +355,9 @@ TEST(ConvolutionNorm, SecondDerivativesOfOtherThingsPassThrough) {
   const auto probe = random({1, 2, 4, 4}, 6);
   const auto direction = random({2, 2, 3, 3}, 7);
   const auto function = [&](const at::Tensor& w) {
-    ConvolutionNorm norm(kExact);
+    ConvolutionNorm norm(2, 4, 4, kExact);
     const at::AutoGradMode enable(true);
-    const auto image = at::conv2d(x, constrain(w, norm(w, 4, 4), 0.5), {}, 1, at::IntArrayRef{1, 1});
+    const auto image = at::conv2d(x, constrain(w, norm.measure(w), 0.5), {}, 1, at::IntArrayRef{1, 1});
     return (gradient(image.square().sum(), x, true) * probe).sum();
   };
   EXPECT_NEAR((gradient(function(weight), weight) * direction).sum().item<double>(),
@@ -295,15 +365,19 @@ TEST(ConvolutionNorm, SecondDerivativesOfOtherThingsPassThrough) {
 }
 
 TEST(ConvolutionNorm, RefusesBadShapesAndOptions) {
-  ConvolutionNorm norm;
-  EXPECT_THROW(norm({}, 4, 4), Error);
-  EXPECT_THROW(norm(at::ones({3, 3}), 4, 4), Error);
-  EXPECT_THROW(norm(at::ones({3, 3, 2, 2}), 4, 4), Error);
-  EXPECT_THROW(norm(at::ones({3, 3, 3, 4}), 4, 4), Error);
-  EXPECT_THROW(norm(at::ones({3, 3, 3, 3}), 0, 4), Error);
-  EXPECT_THROW(norm(at::ones({3, 3, 3, 3}), 4, -1), Error);
-  EXPECT_THROW(ConvolutionNorm({.tolerance = 0}), Error);
-  EXPECT_THROW(ConvolutionNorm({.tolerance = 1e-4, .max_iterations = 0}), Error);
+  ConvolutionNorm norm(3, 4, 4);
+  EXPECT_THROW(norm.measure({}), Error);
+  EXPECT_THROW(norm.track({}), Error);
+  EXPECT_THROW(norm.measure(at::ones({3, 3})), Error);
+  EXPECT_THROW(norm.measure(at::ones({3, 2, 3, 3})), Error);
+  EXPECT_THROW(norm.measure(at::ones({3, 3, 2, 2})), Error);
+  EXPECT_THROW(norm.measure(at::ones({3, 3, 3, 4})), Error);
+  EXPECT_THROW(ConvolutionNorm(3, 0, 4), Error);
+  EXPECT_THROW(ConvolutionNorm(3, 4, -1), Error);
+  EXPECT_THROW(ConvolutionNorm(0, 4, 4), Error);
+  EXPECT_THROW(ConvolutionNorm(3, 4, 4, {.tolerance = 0}), Error);
+  EXPECT_THROW(ConvolutionNorm(3, 4, 4, {.max_iterations = 0}), Error);
+  EXPECT_THROW(ConvolutionNorm(3, 4, 4, {.steps = -1}), Error);
 }
 
 }  // namespace

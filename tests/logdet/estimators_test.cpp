@@ -50,6 +50,41 @@ TEST_P(Estimator, SeriesExpectationIsTheTruncatedTraceWithinItsRemainder) {
   EXPECT_GT(std::abs(complete_mean(GetParam(), 1) - exact), 1e-3);  // the bound has something to bound
 }
 
+/// sum_N P(N) (estimate with N for all), over a complete set of probes: the expectation without any noise but the tail's.
+TEST_P(Estimator, RouletteWithASharedDrawIsUnbiased) {
+  const double exact = reference_log_det(GetParam(), sample_input(GetParam(), 1)).item<double>();
+  const RouletteLogDet options{.minimum_terms = 2, .continuation = 0.9};
+  const auto x = repeated_point(GetParam(), 400);
+  double expectation = 0;
+  double probability = 1 - options.continuation;
+  for (int64_t terms = 2; terms < 300; ++terms, probability *= options.continuation) {
+    auto weights = at::pow(1 / options.continuation, at::arange(1, terms + 1, at::kDouble).sub(2).clamp_min(0)).unsqueeze(1);
+    const auto probes = repeated_point(GetParam(), kDimension);
+    const ProbeDraw draw{.probe = hadamard().view(probes.sizes()), .weights = weights};
+    expectation += probability * probe_estimates(make_problem(GetParam(), probes), {draw}, LogDetGradient::kNeumann).mean().item<double>();
+  }
+  EXPECT_NEAR(expectation, exact, 1e-9);
+  // The option computes with the same weights: terms without a game are a series.
+  const auto series = log_det(make_problem(GetParam(), x), SeriesLogDet{.terms = 2, .seed = 5}).value;
+  EXPECT_TRUE(at::equal(log_det(make_problem(GetParam(), x), RouletteLogDet{.minimum_terms = 2, .terms = 2, .seed = 5}).value, series));
+  const auto longer = log_det(make_problem(GetParam(), x), RouletteLogDet{.minimum_terms = 2, .continuation = 0.5, .terms = 3, .seed = 5});
+  const auto third = log_det(make_problem(GetParam(), x), SeriesLogDet{.terms = 3, .seed = 5}).value - series;
+  EXPECT_LT((longer.value - series - 2 * third).abs().max().item<double>(), 1e-12);
+}
+
+TEST(Roulette, SharedDrawsHaveTheRightDistribution) {
+  auto source = at::detail::createCPUGenerator(3);
+  const RouletteLogDet options{.minimum_terms = 4, .continuation = 0.75};
+  double mean = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const int64_t terms = draw_terms(options, source);
+    EXPECT_GE(terms, 4);
+    mean += static_cast<double>(terms) / 4000;
+  }
+  EXPECT_NEAR(mean, 4 + 0.75 / 0.25, 4 * std::sqrt(0.75) / 0.25 / std::sqrt(4000));
+  EXPECT_THROW((RouletteLogDet{.minimum_terms = 4, .terms = 3}.validate()), Error);
+}
+
 TEST_P(Estimator, SeriesMeanIsWithinFourStandardErrors) {
   constexpr int64_t kRepeats = 4000;
   const auto expected = reference_series(reference_jacobian(GetParam(), sample_input(GetParam(), 1)), 4).item<double>();
@@ -177,8 +212,14 @@ TEST(LogDetCost, OneLinearisationAndOneProductPerTermAndProbe) {
   const auto x = sample_input(branch, 3).requires_grad_(true);
   Counts neumann;
   EXPECT_TRUE(log_det(counted_problem(branch, x, neumann), SeriesLogDet{.terms = 7, .probes = 3}).value.requires_grad());
-  EXPECT_EQ(neumann.linearizations, 1);
-  EXPECT_EQ(neumann.products, 21);
+  EXPECT_EQ(neumann.linearizations, 0) << "the branch value has a graph already";
+  Counts without;
+  {
+    const at::NoGradGuard no_grad;
+    log_det(counted_problem(branch, x, without), SeriesLogDet{.terms = 7, .probes = 3});
+  }
+  EXPECT_EQ(without.linearizations, 1);
+  EXPECT_EQ(without.products, 21);
 
   Counts series;
   const SeriesLogDet through_terms{.terms = 7, .probes = 3, .gradient = LogDetGradient::kSeries};

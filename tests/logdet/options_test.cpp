@@ -41,7 +41,7 @@ TEST(LogDetOptions, BadFieldsAreNamed) {
 TEST(LogDetOptions, PrintEveryField) {
   EXPECT_EQ(describe(SeriesLogDet{}), "series(terms=10, probes=1, probe=rademacher, gradient=neumann, seed=-1)");
   EXPECT_EQ(describe(RouletteLogDet{.probe = Probe::kGaussian, .gradient = LogDetGradient::kSeries, .seed = 3}),
-            "roulette(minimum_terms=2, continuation=0.85, probes=1, probe=gaussian, gradient=series, seed=3)");
+            "roulette(minimum_terms=2, continuation=0.85, terms=0, probes=1, probe=gaussian, gradient=series, seed=3)");
   EXPECT_EQ(describe(ExactLogDet{}), "exact(max_dimension=4096)");
 }
 

@@ -1,6 +1,7 @@
 #include "invattn/nn/convolution.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/adam.h>
 
 #include "invattn/core/error.h"
 #include "invattn/nn/residual.h"
@@ -14,7 +15,7 @@ using testing::random;
 
 TEST(ConvolutionBranch, TheSameInputGivesTheSameOutput) {
   at::manual_seed(1);
-  Convolution branch(ConvolutionOptions{.channels = 3, .hidden = 8});
+  Convolution branch(ConvolutionOptions{.channels = 3, .height = 6, .width = 5, .hidden = 8});
   {
     at::NoGradGuard no_grad;
     for (auto& parameter : branch->parameters()) parameter.mul_(4);  // the constraint is active
@@ -26,9 +27,9 @@ TEST(ConvolutionBranch, TheSameInputGivesTheSameOutput) {
 }
 
 TEST(ConvolutionBranch, TheWholeBranchIsUnderItsConstant) {
-  for (const auto activation : {Activation::kElu, Activation::kLipSwish}) {
+  for (const auto activation : {Activation::kElu, Activation::kLipSwish, Activation::kCLipSwish}) {
     at::manual_seed(2);
-    Convolution branch(ConvolutionOptions{.channels = 2, .hidden = 6, .activation = activation, .constant = 0.8});
+    Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 6, .activation = activation, .constant = 0.8});
     {
       at::NoGradGuard no_grad;
       for (auto& parameter : branch->parameters()) parameter.mul_(5);
@@ -44,7 +45,7 @@ TEST(ConvolutionBranch, TheWholeBranchIsUnderItsConstant) {
 
 TEST(ConvolutionBranch, ScaleMultipliesIt) {
   at::manual_seed(3);
-  Convolution branch(ConvolutionOptions{.channels = 2, .hidden = 4});
+  Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 4});
   const auto x = random({2, 2, 4, 4}, 1, at::kFloat);
   branch->forward(x);
   branch->project();
@@ -54,27 +55,127 @@ TEST(ConvolutionBranch, ScaleMultipliesIt) {
 }
 
 TEST(ConvolutionBranch, OneLayerIsALinearMap) {
-  Convolution branch(ConvolutionOptions{.channels = 2, .layers = 1, .constant = 0.5});
+  Convolution branch(ConvolutionOptions{.channels = 2, .height = 3, .width = 3, .layers = 1, .constant = 0.5});
   const auto x = random({1, 2, 3, 3}, 1, at::kFloat);
   const auto zero = branch->forward(at::zeros_like(x));
   EXPECT_LT(max_difference(branch->forward(2 * x) - zero, 2 * (branch->forward(x) - zero)), 1e-5);
 }
 
 TEST(ConvolutionBranch, CertificateNamesTheSizeItIsFor) {
-  InvertibleResidual block(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .hidden = 4}));
-  EXPECT_EQ(block->certificate().basis, Basis::kNothing);
-  block->forward(at::zeros({1, 2, 6, 5}));
+  InvertibleResidual block(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .height = 6, .width = 5, .hidden = 4}));
   EXPECT_NE(block->certificate().text().find("at 6 x 5"), std::string::npos) << block->certificate().text();
+}
+
+// The pair has the slopes a and a - 1, a up to 1.0998, over 1.1 * 1.004.
+TEST(ConvolutionBranch, TheConcatenatedActivationHasConstantOneAndNoLess) {
+  Convolution branch(ConvolutionOptions{.channels = 1,
+                                        .height = 1,
+                                        .width = 1,
+                                        .hidden = 1,
+                                        .kernel = 1,
+                                        .layers = 2,
+                                        .activation = Activation::kCLipSwish,
+                                        .constant = 0.999});
+  branch->to(at::kDouble);
+  {
+    at::NoGradGuard no_grad;
+    branch->named_parameters()["weight0"].fill_(1e9);  // both at their constants
+    branch->named_parameters()["bias0"].fill_(0);
+    const auto slopes_there = at::tensor({1.0998, 0.0998}, at::kDouble);
+    branch->named_parameters()["weight1"].copy_(1e9 * slopes_there.view({1, 2, 1, 1}));
+    const auto x = at::linspace(-20, 20, 4001, at::kDouble).view({-1, 1, 1, 1});
+    const auto slopes = branch->freeze(x).linearize(x)->jvp(at::ones_like(x));
+    EXPECT_LE(slopes.abs().max().item<double>(), 0.999 * (1 + 1e-6));
+    EXPECT_GE(slopes.abs().max().item<double>(), 0.999 * 0.999) << "the constant is used up, near 2.4 / beta";
+  }
+}
+
+TEST(ConvolutionBranch, ChannelsLastStaysAndGivesTheSame) {
+  for (const auto activation : {Activation::kElu, Activation::kCLipSwish}) {
+    at::manual_seed(4);
+    Convolution branch(ConvolutionOptions{.channels = 3, .height = 6, .width = 5, .hidden = 8, .activation = activation});
+    const auto x = random({2, 3, 6, 5}, 1, at::kFloat);
+    const auto last = x.contiguous(at::MemoryFormat::ChannelsLast);
+    const auto y = branch->forward(last);
+    EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_TRUE(branch->forward(x).is_contiguous());
+    EXPECT_LT(max_difference(y, branch->forward(x)), 1e-6);
+    const auto linearization = branch->freeze(last).linearize(last);
+    EXPECT_TRUE(linearization->vjp(last).is_contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_LT(max_difference(linearization->vjp(last), branch->freeze(x).linearize(x)->vjp(x)), 1e-6);
+  }
+}
+
+/// Two branches of which the second goes on from the first's parameters and buffers, as from a checkpoint.
+TEST(ConvolutionBranch, ATrainingGoesOnToTheSameBits) {
+  for (const int64_t iterations : {0, 1}) {
+    const ConvolutionOptions options{.channels = 2, .height = 5, .width = 4, .hidden = 6, .iterations = iterations};
+    at::manual_seed(5);
+    Convolution first(options);
+    Convolution second(options);
+    {
+      at::NoGradGuard no_grad;
+      for (auto& parameter : first->parameters()) parameter.mul_(3);
+    }
+    const auto x = random({3, 2, 5, 4}, 1, at::kFloat);
+    const auto step = [&x](Convolution& branch) {
+      const auto loss = (branch->forward(x) - x).square().mean();
+      const auto parts = testing::gradients(loss, branch->parameters());
+      at::NoGradGuard no_grad;
+      auto parameters = branch->parameters();
+      for (std::size_t i = 0; i < parts.size(); ++i) parameters[i].sub_(0.3 * parts[i]);
+    };
+    for (int i = 0; i < 4; ++i) step(first);
+    first->eval();  // looking at it in between changes nothing
+    first->forward(x);
+    first->train();
+    {
+      at::NoGradGuard no_grad;
+      auto names = second->named_parameters();
+      for (const auto& item : first->named_parameters()) names[item.key()].copy_(item.value());
+      auto buffers = second->named_buffers();
+      for (const auto& item : first->named_buffers()) buffers[item.key()].copy_(item.value());
+    }
+    first->eval();
+    first->forward(x);
+    first->train();
+    for (int i = 0; i < 4; ++i) {
+      step(first);
+      step(second);
+    }
+    for (const auto& item : first->named_parameters()) EXPECT_TRUE(at::equal(item.value(), second->named_parameters()[item.key()]));
+    for (const auto& item : first->named_buffers()) EXPECT_TRUE(at::equal(item.value(), second->named_buffers()[item.key()]));
+  }
+}
+
+TEST(ConvolutionBranch, TrainingWithOneIterationStaysUnderTheConstant) {
+  at::manual_seed(6);
+  Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 8, .constant = 0.8, .iterations = 1});
+  const auto x = random({8, 2, 4, 4}, 1, at::kFloat);
+  torch::optim::Adam optimizer(branch->parameters(), torch::optim::AdamOptions(2e-2));
+  double largest = 0;
+  for (int step = 0; step < 60; ++step) {
+    optimizer.zero_grad();
+    (branch->forward(x) - 3 * x).square().mean().backward();
+    optimizer.step();
+    if (step % 20 != 19) continue;
+    largest = at::linalg_matrix_norm(dense_jacobian(*branch->freeze(x).linearize(x), x), 2).max().item<double>();
+    EXPECT_LE(largest, 0.8 * 1.02) << "step " << step;
+  }
+  EXPECT_GE(largest, 0.4) << "the constraint has something to do";
 }
 
 TEST(ConvolutionBranch, MistakesAreNamed) {
   EXPECT_THROW(Convolution(ConvolutionOptions{}), Error);
-  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .kernel = 2}), Error);
-  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .layers = 0}), Error);
-  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .constant = 1}), Error);
-  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .tolerance = 0}), Error);
-  Convolution branch(ConvolutionOptions{.channels = 2});
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2}), Error);
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .kernel = 2}), Error);
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .layers = 0}), Error);
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .constant = 1}), Error);
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .tolerance = 0}), Error);
+  EXPECT_THROW(Convolution(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .iterations = -1}), Error);
+  Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4});
   EXPECT_THROW(branch->forward(at::zeros({1, 3, 4, 4})), Error);
+  EXPECT_THROW(branch->forward(at::zeros({1, 2, 4, 5})), Error);
   EXPECT_THROW(branch->forward(at::zeros({1, 2, 4, 4}, at::kDouble)), Error);
   EXPECT_THROW(branch->scale(2), Error);
 }

@@ -166,7 +166,7 @@ TEST(Guard, SeveralBlocksAreMeasuredOnWhatTheyAreGiven) {
 
 TEST(Guard, ConvolutionsAreProjectedAfterTheUpdate) {
   at::manual_seed(5);
-  auto convolution = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .hidden = 6});
+  auto convolution = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .height = 5, .width = 5, .hidden = 6});
   InvertibleResidual block(convolution);
   const auto x = random({4, 2, 5, 5}, 1, at::kFloat);
   Guard guard(*block);

@@ -24,6 +24,15 @@ TEST(Squeeze, OtherFactors) {
   EXPECT_EQ(testing::max_difference(squeeze->inverse(squeeze->forward(x)).x, x), 0);
 }
 
+TEST(Squeeze, ChannelsLastStaysSo) {
+  Squeeze squeeze;
+  const auto x = testing::random({2, 3, 4, 6}, 1);
+  const auto y = squeeze->forward(x.contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_EQ(testing::max_difference(y, squeeze->forward(x)), 0);
+  EXPECT_EQ(testing::max_difference(squeeze->inverse(y).x, x), 0);
+}
+
 TEST(Squeeze, MistakesAreNamed) {
   Squeeze squeeze;
   EXPECT_THROW(squeeze->forward(at::zeros({1, 1, 3, 4})), Error);

@@ -80,6 +80,14 @@ TEST(Optimizer, AdamaxIsItsFormula) {
 
 class EveryMethod : public ::testing::TestWithParam<OptimizerMethod> {};
 
+TEST_P(EveryMethod, AStepIsSeenAsAChange) {
+  auto network = make_network();
+  Optimizer optimizer(*network, {.method = GetParam()});
+  const auto before = network->weight._version();
+  train(network, optimizer, 0, 1);
+  EXPECT_GT(network->weight._version(), before) << "whoever keeps something of the weights goes by their version";
+}
+
 TEST_P(EveryMethod, LongGradientsAreShortened) {
   auto network = make_network();
   Optimizer optimizer(*network, {.method = GetParam(), .clip_norm = 1e-3});

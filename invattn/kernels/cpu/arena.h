@@ -40,6 +40,22 @@ class Arena {
 
   void reset() { block_ = used_ = 0; }
 
+  /// Takes back what is handed out while this is alive.
+  class Scope {
+   public:
+    explicit Scope(Arena& arena) : arena_(arena), block_(arena.block_), used_(arena.used_) {}
+    ~Scope() {
+      arena_.block_ = block_;
+      arena_.used_ = used_;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Arena& arena_;
+    std::size_t block_, used_;
+  };
+
   /// Gives the memory back where it is more than a few calls are likely to want again.
   void trim() {
     std::size_t bytes = 0;

@@ -53,6 +53,9 @@ bool covers(const AttentionProblem& p) {
     case Response::kEluPlusOne:
     case Response::kRelu:
       return true;
+    case Response::kElu:
+    case Response::kIdentity:
+      return p.normalization != Normalization::kBalanced;  // the root of a sum that may be negative
     default:
       return false;
   }

@@ -33,8 +33,10 @@ template <class T>
 void product_hvp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T* output, const T* cotangent,
                  const AttentionInputs<T>& tangents, T* result, const Cotangents<T>&, Arena&, const ParallelFor&);
 
+/// `order` (2 N) may hold how the positions of a similar sample were sorted, or zeros, and takes how these are: it saves most of the sorting
+/// where a sample moves little, and changes no result.
 template <class T>
-void sum_forward(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<T>&, T* output, Arena&);
+void sum_forward(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<T>&, T* output, Arena&, int32_t* order = nullptr);
 template <class T>
 void sum_vjp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T* output, const T* cotangent,
              const Cotangents<T>&, Arena&);

@@ -70,6 +70,45 @@ HWY_INLINE hn::Vec<D> normal_exp2(D d, hn::Vec<D> x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
 }
 
+/// 2^x - 1 for x <= 0, with the digits of x where that is small. NaN stays NaN.
+template <class D, hwy::EnableIf<sizeof(hn::TFromD<D>) == 4>* = nullptr>
+HWY_INLINE hn::Vec<D> exp2_minus_one(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto one = hn::Set(d, 1.0f);
+  x = hn::Max(hn::Set(d, -126.0f), x);
+  const auto magic = hn::Set(d, 12582912.0f);
+  const auto shifted = hn::Add(x, magic);
+  const auto r = hn::Sub(x, hn::Sub(shifted, magic));
+  auto p = hn::MulAdd(hn::Set(d, 0.0001545316294512069f), r, hn::Set(d, 0.0013390863364671234f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.009618082557277852f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.05550357114219078f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650760568126f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471880262288f));
+  const auto power = hn::BitCast(d, hn::Add(hn::BitCast(di, one), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  return hn::MulAdd(power, hn::Mul(p, r), hn::Sub(power, one));
+}
+template <class D, hwy::EnableIf<sizeof(hn::TFromD<D>) == 8>* = nullptr>
+HWY_INLINE hn::Vec<D> exp2_minus_one(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto one = hn::Set(d, 1.0);
+  x = hn::Max(hn::Set(d, -1022.0), x);
+  const auto magic = hn::Set(d, 6755399441055744.0);
+  const auto shifted = hn::Add(x, magic);
+  const auto r = hn::Sub(x, hn::Sub(shifted, magic));
+  auto p = hn::MulAdd(hn::Set(d, 4.4917471633248733e-10), r, hn::Set(d, 7.072585949269223e-09));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0177809538210448e-07));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.321544258792169e-06));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.5252734462105206e-05));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0001540353044173605));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.001333355814572539));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.009618129107606888));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.055504108664824685));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650695910097));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471805599453));
+  const auto power = hn::BitCast(d, hn::Add(hn::BitCast(di, one), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
+  return hn::MulAdd(power, hn::Mul(p, r), hn::Sub(power, one));
+}
+
 /// 2^x for x below the overflow; 2^-126 (2^-1022) for anything smaller. NaN stays NaN.
 template <class D, hwy::EnableIf<sizeof(hn::TFromD<D>) == 4>* = nullptr>
 HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {

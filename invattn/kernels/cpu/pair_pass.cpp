@@ -6,9 +6,14 @@
 //   4  no shifts and no maxima where the lengths of queries and keys bound the scores; 2^x from a table in two registers; up to N = 512 the
 //      whole map stays in the second-level cache, with one exponential under every normalisation (`balanced` 5.0 -> 2.0 ms)
 //                                                                                                                      1.8 ms   41 ms
+//   5  beyond N = 512 blocks of columns for every normalisation of bounded scores, with the sums of the rows beside: one exponential per
+//      pair instead of two or three (`balanced` at N = 9,701: 81 -> 43 ms, with D = 12 134 -> 60 ms)                   1.8 ms   41 ms
 // The product alone takes 0.87 ms at 64 x 256: one fused multiply-add a cycle, which is all there is.
-// Without effect: scores of depth 12 unrolled by the compiler (1.47 ms for the map either way); 8 columns per block (49 ms); rows one cache
-// line further apart (1 %, kept); degree 5 instead of 6 in the exponential (2 % faster, its polynomial off by 1.1e-7 instead of 5e-9).
+// Without effect: blocks of 16 columns for small maps as well, which stay in the first-level cache (1.8 -> 2.2 ms: the sums of the product
+// go to memory and back); 2^x by AVX-512's own instructions for scale and remainder (vscalefps as fast, vreduceps slower); the parts of a
+// small map one column further apart; scores of depth 12 unrolled by the compiler (1.47 ms for the map either way); 8 columns per block
+// (49 ms); rows one cache line further apart (1 %, kept); degree 5 instead of 6 in the exponential (2 % faster, its polynomial off by
+// 1.1e-7 instead of 5e-9).
 #include "invattn/kernels/cpu/pair_pass.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,21 +26,41 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "invattn/kernels/cpu/exponential-inl.h"
+#include "invattn/kernels/cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace invattn::kernels::cpu::HWY_NAMESPACE {
 
-constexpr int64_t kTile = 64;  // swept positions per tile
-constexpr int kUnroll = 4;     // swept positions at a time
+constexpr int64_t kTile = 64;   // swept positions per tile
+constexpr int kUnroll = 4;      // swept positions at a time
+constexpr int64_t kPart = 512;  // rows of a part of a column's sum
 /// Values per product: with two vectors each, what the registers hold.
 constexpr int kValuesAtOnce = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
 
 template <class T>
 constexpr T kLogTwo = T(0.693147180559945309417);
 
-/// e, e' and e'' from s (in base 2 but for relu) and s less its shifts.
+/// Calls body<kResponse>().
+template <class Body>
+HWY_INLINE void with_response(Response response, const Body& body) {
+  switch (response) {
+    case Response::kExponential:
+      return body.template operator()<Response::kExponential>();
+    case Response::kEluPlusOne:
+      return body.template operator()<Response::kEluPlusOne>();
+    case Response::kElu:
+      return body.template operator()<Response::kElu>();
+    case Response::kIdentity:
+      return body.template operator()<Response::kIdentity>();
+    default:
+      return body.template operator()<Response::kRelu>();
+  }
+}
+
+/// e, e' and e'' from s and s less its shifts (in base 2 where there are shifts).
 /// kNormal: no power is too small or too large.
 template <Response kResponse, class D, bool kNormal = false>
 struct Weights {
@@ -57,6 +82,17 @@ struct Weights {
       response = hn::IfThenElse(positive, hn::MulAdd(score, hn::Set(d, kLogTwo<T>), one), power);
       slope = hn::IfThenElse(positive, one, power);
       curvature = hn::IfThenZeroElse(positive, power);
+    } else if constexpr (kResponse == Response::kElu) {
+      const auto positive = hn::Ge(score, hn::Zero(d));
+      const auto less_one = exp2_minus_one(d, hn::Mul(exponent, hn::Set(d, T(1.44269504088896340736))));
+      const auto power = hn::Add(less_one, hn::Set(d, T(1)));
+      response = hn::IfThenElse(positive, score, less_one);
+      slope = hn::IfThenElse(positive, hn::Set(d, T(1)), power);
+      curvature = hn::IfThenZeroElse(positive, power);
+    } else if constexpr (kResponse == Response::kIdentity) {
+      response = score;
+      slope = hn::Set(d, T(1));
+      curvature = hn::Zero(d);
     } else {
       response = hn::Max(hn::Zero(d), score);
       slope = hn::IfThenElseZero(hn::Gt(score, hn::Zero(d)), hn::Set(d, T(1)));
@@ -100,10 +136,10 @@ HWY_INLINE void blank(D d, int64_t inside, hn::Vec<D> (&score)[kCount][2]) {
   }
 }
 
-/// output[c] += sum_y tile_y values_y[c] for kCount values and two vectors of lanes.
-template <int kCount, class T, class D>
-HWY_INLINE void add_product(D d, const T* HWY_RESTRICT tile, int64_t tile_stride, int64_t count, const T* HWY_RESTRICT values,
-                            int64_t stride, T* HWY_RESTRICT output, int64_t padded) {
+/// finish(c, sums of two vectors of lanes) with sum_y tile_y values_y[c], for kCount values.
+template <int kCount, class T, class D, class Finish>
+HWY_INLINE void product(D d, const T* HWY_RESTRICT tile, int64_t tile_stride, int64_t count, const T* HWY_RESTRICT values, int64_t stride,
+                        const Finish& finish) {
   const int64_t width = hn::Lanes(d);
   hn::Vec<D> sums[kCount][2];
   for (int c = 0; c < kCount; ++c) sums[c][0] = sums[c][1] = hn::Zero(d);
@@ -117,25 +153,35 @@ HWY_INLINE void add_product(D d, const T* HWY_RESTRICT tile, int64_t tile_stride
       sums[c][1] = hn::MulAdd(second, value, sums[c][1]);
     }
   }
-  for (int c = 0; c < kCount; ++c) {
-    hn::Store(hn::Add(hn::Load(d, output + c * padded), sums[c][0]), d, output + c * padded);
-    hn::Store(hn::Add(hn::Load(d, output + c * padded + width), sums[c][1]), d, output + c * padded + width);
-  }
+  for (int c = 0; c < kCount; ++c) finish(c, sums[c]);
 }
 
-template <class T, class D>
-HWY_INLINE void add_products(D d, const T* tile, int64_t tile_stride, int64_t count, const T* values, int64_t stride, int64_t value_count,
-                             T* output, int64_t padded) {
+template <class T, class D, class Finish>
+HWY_INLINE void products(D d, const T* tile, int64_t tile_stride, int64_t count, const T* values, int64_t stride, int64_t value_count,
+                         const Finish& finish) {
   int64_t c = 0;
   const auto take = [&]<int kCount>() HWY_ATTR {
     for (; c + kCount <= value_count; c += kCount) {
-      add_product<kCount>(d, tile, tile_stride, count, values + c, stride, output + c * padded, padded);
+      product<kCount>(d, tile, tile_stride, count, values + c, stride,
+                      [&](int more, const hn::Vec<D>(&sums)[2]) HWY_ATTR { finish(c + more, sums); });
     }
   };
   take.template operator()<kValuesAtOnce>();
   if constexpr (kValuesAtOnce > 6) take.template operator()<6>();
   take.template operator()<3>();
   take.template operator()<1>();
+}
+
+/// output[c] += sum_y tile_y values_y[c] for two vectors of lanes.
+template <class T, class D>
+HWY_NOINLINE void add_products(D d, const T* tile, int64_t tile_stride, int64_t count, const T* values, int64_t stride, int64_t value_count,
+                               T* output, int64_t padded) {
+  products(d, tile, tile_stride, count, values, stride, value_count, [&](int64_t c, const hn::Vec<D>(&sums)[2]) HWY_ATTR {
+    for (int v = 0; v < 2; ++v) {
+      T* to = output + c * padded + v * static_cast<int64_t>(hn::Lanes(d));
+      hn::Store(hn::Add(hn::Load(d, to), sums[v]), d, to);
+    }
+  });
 }
 
 /// Whether there is another weight beside, with outputs of its own.
@@ -240,14 +286,7 @@ void pass_response(const PairPass<T>& pass, int64_t begin, int64_t end) {
 
 template <class T>
 void pass_any(const PairPass<T>& pass, int64_t begin, int64_t end) {
-  switch (pass.response) {
-    case Response::kExponential:
-      return pass_response<Response::kExponential>(pass, begin, end);
-    case Response::kEluPlusOne:
-      return pass_response<Response::kEluPlusOne>(pass, begin, end);
-    default:
-      return pass_response<Response::kRelu>(pass, begin, end);
-  }
+  with_response(pass.response, [&]<Response kResponse>() HWY_ATTR { pass_response<kResponse>(pass, begin, end); });
 }
 
 /// One step of the running maximum and sum: kCount swept positions.
@@ -257,7 +296,7 @@ HWY_INLINE void observe(D d, const PairPass<T>& pass, int64_t lane, const T* HWY
   hn::Vec<D> score[kCount][2];
   scores<kCount>(d, pass, pass.lane_score + lane, sweep, score);
   for (int v = 0; v < 2; ++v) {
-    if constexpr (kResponse != Response::kRelu) {
+    if constexpr (needs_shift(kResponse)) {
       auto top = score[0][v];
       for (int u = 1; u < kCount; ++u) top = hn::Max(top, score[u][v]);
       if constexpr (kResponse == Response::kEluPlusOne) top = hn::Min(top, hn::Zero(d));
@@ -282,7 +321,7 @@ HWY_NOINLINE void statistics_lanes(const PairPass<T>& pass, T* shift_out, T* sum
   for (int64_t lane = begin; lane < end; lane += 2 * width) {
     hn::Vec<decltype(d)> shift[2], sum[2], part[2];
     for (int v = 0; v < 2; ++v) {
-      shift[v] = hn::Set(d, kResponse == Response::kRelu ? T(0) : kNothing<T>);
+      shift[v] = hn::Set(d, needs_shift(kResponse) ? kNothing<T> : T(0));
       sum[v] = part[v] = hn::Zero(d);
     }
     for (int64_t y = 0; y < pass.positions; y += kTile) {
@@ -305,14 +344,7 @@ HWY_NOINLINE void statistics_lanes(const PairPass<T>& pass, T* shift_out, T* sum
 
 template <class T>
 void statistics_any(const PairPass<T>& pass, T* shift, T* sum, int64_t begin, int64_t end) {
-  switch (pass.response) {
-    case Response::kExponential:
-      return statistics_lanes<Response::kExponential>(pass, shift, sum, begin, end);
-    case Response::kEluPlusOne:
-      return statistics_lanes<Response::kEluPlusOne>(pass, shift, sum, begin, end);
-    default:
-      return statistics_lanes<Response::kRelu>(pass, shift, sum, begin, end);
-  }
+  with_response(pass.response, [&]<Response kResponse>() HWY_ATTR { statistics_lanes<kResponse>(pass, shift, sum, begin, end); });
 }
 
 template <Response kResponse, class T>
@@ -335,14 +367,21 @@ HWY_INLINE void column_tops(D d, const PairPass<T>& pass, const T* HWY_RESTRICT 
   for (int u = 0; u < kCount; ++u) tops[u] = hn::GetLane(hn::MaxOfLanes(d, top[u]));
 }
 
-/// The responses of kCount columns whose scores are bounded, into the tile, and their sums.
+/// The responses of kCount columns whose scores are bounded, into the tile where there is one, and their sums; those of the rows are added
+/// to row_sums, where wanted.
 template <int kCount, int kDepth, Response kResponse, class T, class D>
 HWY_INLINE void bounded_responses(D d, const PairPass<T>& pass, const T* HWY_RESTRICT sweep, int64_t lane_step, int64_t column_step,
                                   T* HWY_RESTRICT tile, T* row_sums, T* sums) {
   const int64_t width = hn::Lanes(d);
-  hn::Vec<D> sum[kCount];
-  for (int u = 0; u < kCount; ++u) sum[u] = hn::Zero(d);
+  hn::Vec<D> sum[kCount], part[kCount];
+  for (int u = 0; u < kCount; ++u) sum[u] = part[u] = hn::Zero(d);
   for (int64_t lane = 0; lane < pass.positions; lane += 2 * width) {
+    if (lane % kPart == 0) {  // part by part, so that the rounding does not grow with N
+      for (int u = 0; u < kCount; ++u) {
+        sum[u] = hn::Add(sum[u], part[u]);
+        part[u] = hn::Zero(d);
+      }
+    }
     hn::Vec<D> score[kCount][2], row[2];
     dots<kCount, kDepth>(d, pass, pass.depth, pass.lane_score + lane, sweep, score);
     for (int v = 0; v < 2; ++v) {
@@ -354,17 +393,19 @@ HWY_INLINE void bounded_responses(D d, const PairPass<T>& pass, const T* HWY_RES
       row[v] = score[0][v];
       for (int u = 1; u < kCount; ++u) row[v] = hn::Add(row[v], score[u][v]);
     }
-    T* to = tile + lane * lane_step;
-    for (int u = 0; u < kCount; ++u) {
-      hn::Store(score[u][0], d, to + u * column_step);
-      hn::Store(score[u][1], d, to + u * column_step + width);
-      sum[u] = hn::Add(sum[u], hn::Add(score[u][0], score[u][1]));
+    for (int u = 0; u < kCount; ++u) part[u] = hn::Add(part[u], hn::Add(score[u][0], score[u][1]));
+    if (tile) {
+      T* to = tile + lane * lane_step;
+      for (int u = 0; u < kCount; ++u) {
+        hn::Store(score[u][0], d, to + u * column_step);
+        hn::Store(score[u][1], d, to + u * column_step + width);
+      }
     }
     if (row_sums) {
       for (int v = 0; v < 2; ++v) hn::Store(hn::Add(row[v], hn::Load(d, row_sums + lane + v * width)), d, row_sums + lane + v * width);
     }
   }
-  for (int u = 0; u < kCount; ++u) sums[u] = hn::GetLane(hn::SumOfLanes(d, sum[u]));
+  for (int u = 0; u < kCount; ++u) sums[u] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[u], part[u])));
 }
 
 template <int kCount, Response kResponse, class T, class D>
@@ -407,12 +448,13 @@ HWY_INLINE void column_responses(D d, const PairPass<T>& pass, const T* HWY_REST
 /// kCount columns: the shift is guessed from the first few rows, so that the scores need not be computed or kept for a maximum. Where the
 /// guess was too far below (a sum could overflow, digits are lost, or elu+1 has a score above zero), the column is done again.
 template <int kCount, Response kResponse, class T, class D>
-HWY_INLINE void normalise_columns(D d, const PairPass<T>& pass, const T* HWY_RESTRICT sweep, T* HWY_RESTRICT tile, T* shifts, T* sums) {
+HWY_INLINE void normalise_columns(D d, const PairPass<T>& pass, const T* HWY_RESTRICT sweep, T* HWY_RESTRICT tile, T* shifts, T* sums,
+                                  T* row_sums) {
   constexpr int64_t kGuess = 64;
   constexpr T kTolerated = 8;
   if (pass.bounded) {
     std::fill(shifts, shifts + kCount, T(0));
-    return bounded_columns<kCount, kResponse>(d, pass, sweep, 1, pass.padded, tile, static_cast<T*>(nullptr), sums);
+    return bounded_columns<kCount, kResponse>(d, pass, sweep, 1, pass.padded, tile, row_sums, sums);
   }
   T tops[kCount];
   column_tops<kCount>(d, pass, sweep, std::min(kGuess, pass.positions), tops);
@@ -428,56 +470,63 @@ HWY_INLINE void normalise_columns(D d, const PairPass<T>& pass, const T* HWY_RES
 }
 
 template <Response kResponse, class T>
-HWY_NOINLINE void columns_response(const PairPass<T>& pass, T mass, T* shift_out, T* sum_out, int64_t begin, int64_t end) {
+HWY_NOINLINE void columns_response(const PairPass<T>& given, const ColumnSums<T>& sums, T share, T mass, int64_t begin, int64_t end) {
+  const PairPass<T> pass = given;  // nothing that is stored can be a part of this one
   constexpr int64_t kColumns = 16;
   const hn::CappedTag<T, kLanePadding / 2> d;
   const int64_t width = hn::Lanes(d);
   static thread_local hwy::AlignedFreeUniquePtr<T[]> scratch;
   static thread_local int64_t scratch_size = 0;
-  const int64_t needed = kColumns * (pass.padded + pass.values);
+  const bool product = pass.values > 0;
+  const int64_t needed = (product ? kColumns * (pass.padded + pass.values) : 0) + (sums.rows ? pass.padded : 0);
   if (scratch_size < needed) {
     scratch = hwy::AllocateAligned<T>(static_cast<size_t>(needed));
     scratch_size = needed;
   }
-  T* tile = scratch.get();
-  T* values = tile + kColumns * pass.padded;
+  T* tile = product ? scratch.get() : nullptr;
+  T* values = tile + (product ? kColumns * pass.padded : 0);
+  T* rows = sums.rows ? scratch.get() + needed - pass.padded : nullptr;  // of some blocks, so that the rounding does not grow with N
+  const auto add_rows = [&] {
+    for (int64_t x = 0; rows && x < pass.padded; ++x) sums.rows[x] += std::exchange(rows[x], T(0));
+  };
   std::fill(pass.output, pass.output + pass.values * pass.padded, T(0));
+  if (rows) {
+    std::fill(sums.rows, sums.rows + pass.padded, T(0));
+    std::fill(rows, rows + pass.padded, T(0));
+  }
   for (int64_t y = begin; y < end; y += kColumns) {
     const int64_t count = std::min(kColumns, end - y);
     const T* sweep = pass.sweep + y * pass.stride;
+    const auto take = [&]<int kCount>(int64_t t) HWY_ATTR {
+      normalise_columns<kCount, kResponse>(d, pass, sweep + t * pass.stride, product ? tile + t * pass.padded : nullptr, sums.shift + y + t,
+                                           sums.sum + y + t, rows);
+    };
     int64_t t = 0;
-    for (; t + kUnroll <= count; t += kUnroll) {
-      normalise_columns<kUnroll, kResponse>(d, pass, sweep + t * pass.stride, tile + t * pass.padded, shift_out + y + t, sum_out + y + t);
-    }
-    for (; t < count; ++t) {
-      normalise_columns<1, kResponse>(d, pass, sweep + t * pass.stride, tile + t * pass.padded, shift_out + y + t, sum_out + y + t);
-    }
+    for (; t + kUnroll <= count; t += kUnroll) take.template operator()<kUnroll>(t);
+    for (; t < count; ++t) take.template operator()<1>(t);
+    if ((y - begin) % (4 * kColumns) == 3 * kColumns) add_rows();
+    if (!product) continue;
     for (t = 0; t < count; ++t) {
-      const T total = sum_out[y + t];
-      const T factor = total == 0 ? T(0) : mass / total;
+      const T total = sums.sum[y + t];
+      const T factor = share == 0 ? mass : total == 0 ? T(0) : mass / (share == 1 ? total : std::sqrt(total));
       for (int64_t c = 0; c < pass.values; ++c) values[t * pass.values + c] = sweep[t * pass.stride + pass.depth + c] * factor;
     }
     for (int64_t lane = 0; lane < pass.positions; lane += 2 * width) {
       add_products(d, tile + lane, pass.padded, count, values, pass.values, pass.values, pass.output + lane, pass.padded);
     }
   }
+  add_rows();
 }
 
 template <class T>
-void columns_any(const PairPass<T>& pass, T mass, T* shift, T* sum, int64_t begin, int64_t end) {
-  switch (pass.response) {
-    case Response::kExponential:
-      return columns_response<Response::kExponential>(pass, mass, shift, sum, begin, end);
-    case Response::kEluPlusOne:
-      return columns_response<Response::kEluPlusOne>(pass, mass, shift, sum, begin, end);
-    default:
-      return columns_response<Response::kRelu>(pass, mass, shift, sum, begin, end);
-  }
+void columns_any(const PairPass<T>& pass, const ColumnSums<T>& sums, T share, T mass, int64_t begin, int64_t end) {
+  with_response(pass.response, [&]<Response kResponse>() HWY_ATTR { columns_response<kResponse>(pass, sums, share, mass, begin, end); });
 }
 
 /// The tile of two vectors of lanes with one column follows that with the column before: the products below read them one after the other.
 template <Response kResponse, class T>
-HWY_NOINLINE void map_response(const PairPass<T>& pass, T* map, T* row_sums, T* column_sums) {
+HWY_NOINLINE void map_response(const PairPass<T>& given, T* map, T* row_sums, T* column_sums) {
+  const PairPass<T> pass = given;  // nothing that is stored can be a part of this one
   const hn::CappedTag<T, kLanePadding / 2> d;
   const int64_t width = hn::Lanes(d), n = pass.positions;
   if (row_sums) std::fill(row_sums, row_sums + pass.padded, T(0));
@@ -493,35 +542,66 @@ HWY_NOINLINE void map_response(const PairPass<T>& pass, T* map, T* row_sums, T* 
 
 template <class T>
 void map_any(const PairPass<T>& pass, T* map, T* row_sums, T* column_sums) {
-  switch (pass.response) {
-    case Response::kExponential:
-      return map_response<Response::kExponential>(pass, map, row_sums, column_sums);
-    case Response::kEluPlusOne:
-      return map_response<Response::kEluPlusOne>(pass, map, row_sums, column_sums);
-    default:
-      return map_response<Response::kRelu>(pass, map, row_sums, column_sums);
+  with_response(pass.response, [&]<Response kResponse>() HWY_ATTR { map_response<kResponse>(pass, map, row_sums, column_sums); });
+}
+
+template <class T>
+void map_product_any(const T* map, int64_t n, const T* values, int64_t count, const T* factor, T* output) {
+  const hn::CappedTag<T, kLanePadding / 2> d;
+  const int64_t width = hn::Lanes(d);
+  for (int64_t lane = 0; lane < n; lane += 2 * width) {
+    products(d, map + lane * n, 2 * width, n, values, count, count, [&](int64_t c, const hn::Vec<decltype(d)>(&sums)[2]) HWY_ATTR {
+      for (int v = 0; v < 2; ++v) {
+        const int64_t x = lane + v * width, inside = n - x;
+        const auto scaled = factor ? hn::Mul(sums[v], hn::Load(d, factor + x)) : sums[v];
+        if (inside >= width) {
+          hn::StoreU(scaled, d, output + c * n + x);
+        } else if (inside > 0) {
+          hn::BlendedStore(scaled, hn::FirstN(d, static_cast<size_t>(inside)), d, output + c * n + x);
+        }
+      }
+    });
   }
 }
 
 template <class T>
-void map_product_any(const T* map, int64_t positions, int64_t padded, const T* values, int64_t count, T* output) {
-  const hn::CappedTag<T, kLanePadding / 2> d;
-  const int64_t width = hn::Lanes(d);
-  std::fill(output, output + count * padded, T(0));
-  for (int64_t lane = 0; lane < positions; lane += 2 * width) {
-    add_products(d, map + lane * positions, 2 * width, positions, values, count, count, output + lane, padded);
+void interleave_any(const T* const* rows, const T* factor, const T* constants, int64_t n, T* to, int64_t stride) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == 4) {
+    const Four d;
+    for (; i + 4 <= n; i += 4) {
+      hn::Vec<Four> of[4];
+      for (int c = 0; c < 4; ++c) {
+        of[c] = hn::LoadU(d, rows[c] + i);
+        if (factor) of[c] = hn::Mul(of[c], hn::LoadU(d, factor + i));
+        of[c] = hn::Mul(of[c], hn::Set(d, constants[c]));
+      }
+      transpose(of);
+      for (int c = 0; c < 4; ++c) hn::StoreU(of[c], d, to + (i + c) * stride);
+    }
+  }
+#endif
+  for (; i < n; ++i) {
+    for (int c = 0; c < 4; ++c) to[i * stride + c] = rows[c][i] * (factor ? factor[i] : T(1)) * constants[c];
   }
 }
 
+void interleave_float(const float* const* rows, const float* factor, const float* constants, int64_t n, float* to, int64_t stride) {
+  interleave_any(rows, factor, constants, n, to, stride);
+}
+void interleave_double(const double* const* rows, const double* factor, const double* constants, int64_t n, double* to, int64_t stride) {
+  interleave_any(rows, factor, constants, n, to, stride);
+}
 void map_float(const PairPass<float>& pass, float* map, float* row_sums, float* column_sums) { map_any(pass, map, row_sums, column_sums); }
 void map_double(const PairPass<double>& pass, double* map, double* row_sums, double* column_sums) {
   map_any(pass, map, row_sums, column_sums);
 }
-void map_product_float(const float* map, int64_t positions, int64_t padded, const float* values, int64_t count, float* output) {
-  map_product_any(map, positions, padded, values, count, output);
+void map_product_float(const float* map, int64_t positions, const float* values, int64_t count, const float* factor, float* output) {
+  map_product_any(map, positions, values, count, factor, output);
 }
-void map_product_double(const double* map, int64_t positions, int64_t padded, const double* values, int64_t count, double* output) {
-  map_product_any(map, positions, padded, values, count, output);
+void map_product_double(const double* map, int64_t positions, const double* values, int64_t count, const double* factor, double* output) {
+  map_product_any(map, positions, values, count, factor, output);
 }
 
 void pass_float(const PairPass<float>& pass, int64_t begin, int64_t end) { pass_any(pass, begin, end); }
@@ -532,11 +612,11 @@ void statistics_float(const PairPass<float>& pass, float* shift, float* sum, int
 void statistics_double(const PairPass<double>& pass, double* shift, double* sum, int64_t begin, int64_t end) {
   statistics_any(pass, shift, sum, begin, end);
 }
-void columns_float(const PairPass<float>& pass, float mass, float* shift, float* sum, int64_t begin, int64_t end) {
-  columns_any(pass, mass, shift, sum, begin, end);
+void columns_float(const PairPass<float>& pass, const ColumnSums<float>& sums, float share, float mass, int64_t begin, int64_t end) {
+  columns_any(pass, sums, share, mass, begin, end);
 }
-void columns_double(const PairPass<double>& pass, double mass, double* shift, double* sum, int64_t begin, int64_t end) {
-  columns_any(pass, mass, shift, sum, begin, end);
+void columns_double(const PairPass<double>& pass, const ColumnSums<double>& sums, double share, double mass, int64_t begin, int64_t end) {
+  columns_any(pass, sums, share, mass, begin, end);
 }
 
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
@@ -553,6 +633,8 @@ HWY_EXPORT(statistics_float);
 HWY_EXPORT(statistics_double);
 HWY_EXPORT(columns_float);
 HWY_EXPORT(columns_double);
+HWY_EXPORT(interleave_float);
+HWY_EXPORT(interleave_double);
 HWY_EXPORT(map_float);
 HWY_EXPORT(map_double);
 HWY_EXPORT(map_product_float);
@@ -567,11 +649,11 @@ void run_statistics(const PairPass<float>& pass, float* shift, float* sum, int64
 void run_statistics(const PairPass<double>& pass, double* shift, double* sum, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(statistics_double)(pass, shift, sum, begin, end);
 }
-void run_columns(const PairPass<float>& pass, float mass, float* shift, float* sum, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(columns_float)(pass, mass, shift, sum, begin, end);
+void run_columns(const PairPass<float>& pass, const ColumnSums<float>& sums, float share, float mass, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(columns_float)(pass, sums, share, mass, begin, end);
 }
-void run_columns(const PairPass<double>& pass, double mass, double* shift, double* sum, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(columns_double)(pass, mass, shift, sum, begin, end);
+void run_columns(const PairPass<double>& pass, const ColumnSums<double>& sums, double share, double mass, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(columns_double)(pass, sums, share, mass, begin, end);
 }
 void run_map(const PairPass<float>& pass, float* map, float* row_sums, float* column_sums) {
   HWY_DYNAMIC_DISPATCH(map_float)(pass, map, row_sums, column_sums);
@@ -579,11 +661,17 @@ void run_map(const PairPass<float>& pass, float* map, float* row_sums, float* co
 void run_map(const PairPass<double>& pass, double* map, double* row_sums, double* column_sums) {
   HWY_DYNAMIC_DISPATCH(map_double)(pass, map, row_sums, column_sums);
 }
-void run_map_product(const float* map, int64_t positions, int64_t padded, const float* values, int64_t count, float* output) {
-  HWY_DYNAMIC_DISPATCH(map_product_float)(map, positions, padded, values, count, output);
+void run_map_product(const float* map, int64_t positions, const float* values, int64_t count, const float* factor, float* output) {
+  HWY_DYNAMIC_DISPATCH(map_product_float)(map, positions, values, count, factor, output);
 }
-void run_map_product(const double* map, int64_t positions, int64_t padded, const double* values, int64_t count, double* output) {
-  HWY_DYNAMIC_DISPATCH(map_product_double)(map, positions, padded, values, count, output);
+void run_map_product(const double* map, int64_t positions, const double* values, int64_t count, const double* factor, double* output) {
+  HWY_DYNAMIC_DISPATCH(map_product_double)(map, positions, values, count, factor, output);
+}
+void run_interleave(const float* const* rows, const float* factor, const float* constants, int64_t n, float* to, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(interleave_float)(rows, factor, constants, n, to, stride);
+}
+void run_interleave(const double* const* rows, const double* factor, const double* constants, int64_t n, double* to, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(interleave_double)(rows, factor, constants, n, to, stride);
 }
 const char* instruction_set() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 

@@ -1,5 +1,6 @@
-// Attention with s_ij = q_i . k_j as a few passes over all pairs (pair_pass.h): forward two (`columns` and small maps: one), vjp three, jvp
-// two, hvp five; `balanced` needs one more for a change of its sums, and four or eight where its scores are not bounded. Beyond
+// Attention with s_ij = q_i . k_j as a few passes over all pairs (pair_pass.h): forward one where scores are bounded, a response needs no
+// shift, or the normalisation is `columns`, else two (`balanced` three; beyond kCachedPositions one more than that where it was one); vjp
+// three, jvp two, hvp five; `balanced` needs one more for a change of its sums, and four or eight where its scores are not bounded. Beyond
 // kMappedPositions nothing of size N x N is ever in memory.
 #include <algorithm>
 #include <array>
@@ -65,7 +66,7 @@ struct Sample {
   T* zeros = arena.zeros<T>(padded);
   /// Scores are wanted in base 2 where there is an exponential. It is always the query that is scaled, in whichever role: a score is then
   /// the same to the last bit in every pass, so that a column's weights fit its sum however large the scores are.
-  T score_scale(const T* side) const { return side == query && p.response != Response::kRelu ? T(kLog2E) : T(1); }
+  T score_scale(const T* side) const { return side == query && needs_shift(p.response) ? T(kLog2E) : T(1); }
 
   template <class List>
   static int64_t count_of(const List& parts) {
@@ -119,22 +120,17 @@ struct Sample {
         ++c;
         continue;
       }
-      const T *first = of[0].row, *second = of[1].row, *third = of[2].row, *fourth = of[3].row, *factor = of->factor;
+      const T* const rows[4] = {of[0].row, of[1].row, of[2].row, of[3].row};
       const T constants[4] = {of[0].constant, of[1].constant, of[2].constant, of[3].constant};
-      for (int64_t i = 0; i < n; ++i, to += stride) {
-        const T shared = factor ? factor[i] : T(1);
-        to[0] = first[i] * shared * constants[0];
-        to[1] = second[i] * shared * constants[1];
-        to[2] = third[i] * shared * constants[2];
-        to[3] = fourth[i] * shared * constants[3];
-      }
+      run_interleave(rows, of->factor, constants, n, to, stride);
       c += 4;
     }
     return result;
   }
 
-  /// Whether every score is within kScoreBound, by the lengths of the queries and keys. Not so with a NaN.
+  /// Whether nothing needs a shift: every score is within kScoreBound, by the lengths of the queries and keys. Not so with a NaN.
   bool bounded(const T* key) const {
+    if (!needs_shift(p.response)) return true;
     const auto longest = [&](const T* vectors) {
       constexpr int64_t kAtOnce = 64;
       T largest[kAtOnce] = {};
@@ -172,6 +168,45 @@ struct Sample {
     Divisor<T> result{arena.take<T>(padded), arena.take<T>(padded)};
     for_each(parallel, blocks, 1, [&](int64_t begin, int64_t end) {
       run_statistics(pass, result.shift, result.factor, begin * kLanePadding, end * kLanePadding);
+    });
+    return result;
+  }
+
+  /// The sums of the columns (and of the rows where scores are bounded and the normalisation has them), and with `values` rows of values
+  /// the product with these divided by the columns' sums to the power of `share`. The columns are worked on in groups, which threads may
+  /// share.
+  struct ByColumns {
+    Divisor<T> rows, columns;
+    const T* output;  // (values, padded)
+  };
+  ByColumns by_columns(const AttentionInputs<T>& in, int64_t values, bool bounded, T share) {
+    PairPass<T> pass{};
+    pass.response = p.response;
+    pass.bounded = bounded;
+    pass.positions = n;
+    pass.padded = padded;
+    pass.depth = p.depth;
+    pass.values = values;
+    pass.lane_score = lanes({{in.query, p.depth, nullptr, score_scale(in.query)}});
+    pass.sweep = sweep({{Rows<T>{in.key, p.depth}, Rows<T>{in.value, values}}}, pass.stride);
+    const int64_t groups = n < kGroupedPositions ? 1 : kGroups, columns = (n / groups + 15) / 16 * 16;
+    const bool with_rows = has_rows(p.normalization);
+    const int64_t count = values + (with_rows ? 1 : 0), size = count * padded;
+    T* parts = arena.take<T>(groups * size);
+    ByColumns result{{zeros, with_rows ? parts + values * padded : nullptr}, {arena.take<T>(padded), arena.take<T>(padded)}, parts};
+    for_each(parallel, groups, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        auto part = pass;
+        part.output = parts + g * size;
+        run_columns(part, {result.columns.shift, result.columns.factor, with_rows ? part.output + values * padded : nullptr}, share, T(1),
+                    std::min(n, g * columns), g + 1 == groups ? n : std::min(n, (g + 1) * columns));
+      }
+    });
+    for_each(parallel, groups == 1 ? 0 : count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t g = 1; g < groups; ++g) {
+        const T* from = parts + g * size;
+        for (int64_t k = begin * padded; k < end * padded; ++k) parts[k] += from[k];
+      }
     });
     return result;
   }
@@ -418,10 +453,34 @@ void mapped_forward(Sample<T>& s, const AttentionInputs<T>& in, const AttentionS
     std::fill(column_sums, column_sums + n, T(1));
   }
   int64_t stride = 0;
-  const T* values = s.sweep({{Rows<T>{in.value, v, column_sums}}}, stride);
-  T* result = s.arena.template take<T>(std::max<int64_t>(1, v) * s.padded);
-  run_map_product(map, n, s.padded, values, v, result);
-  s.store(result, v, row_sums, constant, output);
+  const T* values = s.sweep({{Rows<T>{in.value, v, column_sums, constant}}}, stride);
+  run_map_product(map, n, values, v, row_sums, output);
+}
+
+/// The forward pass where a block of columns fits the cache: one exponential per pair. Any normalisation where the scores are bounded, else
+/// `columns`.
+template <class T>
+void columns_forward(Sample<T>& s, const AttentionInputs<T>& in, bool bounded, const AttentionSums<T>& sums, T* output) {
+  const auto& p = s.p;
+  const int64_t n = s.n;
+  const bool balanced = p.normalization == Normalization::kBalanced;
+  auto parts = s.by_columns(in, p.values, bounded, balanced ? T(0.5) : has_columns(p.normalization) ? T(1) : T(0));
+  if (has_columns(p.normalization)) s.keep(parts.columns, sums.columns);
+  T constant = T(p.mass);
+  if (has_total(p.normalization)) {
+    const double total = total_of(parts.columns.factor, n);
+    if (sums.total) {
+      sums.total[0] = 0;
+      sums.total[1] = T(total);
+    }
+    constant = total == 0 ? T(0) : T(p.mass / total);
+  }
+  if (p.normalization == Normalization::kCount) constant = T(p.mass / double(n));
+  if (has_rows(p.normalization)) {
+    s.keep(parts.rows, sums.rows);
+    parts.rows = s.divisor(parts.rows.shift, parts.rows.factor, balanced ? T(0.5) : T(1));
+  }
+  s.store(parts.output, p.values, has_rows(p.normalization) ? parts.rows.factor : nullptr, constant, output);
 }
 
 /// Query and key may be one array (the plain Gaussian): then the key is copied, since a side is known by its address.
@@ -443,38 +502,8 @@ void product_forward(const AttentionProblem& p, const AttentionInputs<T>& given,
   const int64_t n = s.n;
   const bool bounded = s.bounded(in.key);
   if (bounded && n <= kMappedPositions) return mapped_forward(s, in, sums, output);
-  if (p.normalization == Normalization::kColumns && n <= kCachedPositions) {
-    PairPass<T> pass{};
-    pass.response = p.response;
-    pass.bounded = bounded;
-    pass.positions = n;
-    pass.padded = s.padded;
-    pass.depth = p.depth;
-    pass.values = p.values;
-    pass.lane_score = s.lanes({{in.query, p.depth, nullptr, s.score_scale(in.query)}});
-    pass.sweep = s.sweep({{Rows<T>{in.key, p.depth}, Rows<T>{in.value, p.values}}}, pass.stride);
-    T* statistics = sums.columns ? sums.columns : arena.take<T>(kSumParts * n);
-    const int64_t groups = n < kGroupedPositions ? 1 : kGroups, size = std::max<int64_t>(1, p.values) * s.padded;
-    const int64_t columns = (n / groups + 15) / 16 * 16;
-    T* parts = arena.take<T>(groups * size);
-    for_each(parallel, groups, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        auto part = pass;
-        part.output = parts + g * size;
-        run_columns(part, T(p.mass), statistics, statistics + n, std::min(n, g * columns),
-                    g + 1 == groups ? n : std::min(n, (g + 1) * columns));
-      }
-    });
-    for (int64_t c = 0; c < p.values; ++c) {
-      T* to = output + c * n;
-      std::copy_n(parts + c * s.padded, n, to);
-      for (int64_t g = 1; g < groups; ++g) {
-        const T* from = parts + g * size + c * s.padded;
-        for (int64_t i = 0; i < n; ++i) to[i] += from[i];
-      }
-    }
-    return;
-  }
+  if (n <= kCachedPositions && (bounded || p.normalization == Normalization::kColumns))
+    return columns_forward(s, in, bounded, sums, output);
   Divisor<T> rows = s.unit(), columns = s.unit();
   const T share = p.normalization == Normalization::kBalanced ? T(0.5) : T(1);
   const auto finish = [&](const Divisor<T>& statistics, T* keep) {
@@ -482,8 +511,14 @@ void product_forward(const AttentionProblem& p, const AttentionInputs<T>& given,
     return s.divisor(statistics.shift, statistics.factor, share);
   };
   double constant = p.mass;
-  if (has_rows(p.normalization)) rows = finish(s.statistics(in.query, in.key), sums.rows);
-  if (has_columns(p.normalization)) columns = finish(s.statistics(in.key, in.query), sums.columns);
+  if (bounded && p.normalization == Normalization::kBalanced) {  // both sums with one exponential per pair
+    const auto both = s.by_columns(in, 0, true, T(1));
+    rows = finish(both.rows, sums.rows);
+    columns = finish(both.columns, sums.columns);
+  } else {
+    if (has_rows(p.normalization)) rows = finish(s.statistics(in.query, in.key), sums.rows);
+    if (has_columns(p.normalization)) columns = finish(s.statistics(in.key, in.query), sums.columns);
+  }
   if (has_total(p.normalization)) {
     const auto each = s.statistics(in.key, in.query);
     const double top = double(*std::max_element(each.shift, each.shift + n));

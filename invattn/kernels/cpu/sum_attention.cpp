@@ -34,40 +34,57 @@ void fill_with_nan(std::initializer_list<std::pair<T*, int64_t>> arrays) {
   for (const auto& [values, count] : arrays) std::fill(values, values + count, std::numeric_limits<T>::quiet_NaN());
 }
 
-/// The order that sorts `values`, by radix: stable, linear, and at no risk from a NaN.
+/// A number to sort and whose it is: the number's bits, as an integer of the same order, above the index.
 template <class T>
-const int32_t* sorted_order(const T* values, int64_t n, Arena& arena) {
-  using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+using SortEntry = std::conditional_t<sizeof(T) == 4, uint64_t, unsigned __int128>;
+
+template <class T>
+SortEntry<T> sort_entry(T value, int64_t index) {
+  using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  using Key = std::make_unsigned_t<Bits>;
+  const auto bits = std::bit_cast<Bits>(value + T(0));  // one zero, not two
+  const Key flip = static_cast<Key>(bits >> (8 * sizeof(T) - 1)) |
+                   Key(std::numeric_limits<Bits>::min());  // all bits of a negative number, else its sign
+  return SortEntry<T>(static_cast<Key>(bits) ^ flip) << 32 | static_cast<uint32_t>(index);
+}
+
+/// Sorts by radix: linear whatever the numbers are. The entries come in the order of their indices. Returns where the sorted ones are.
+template <class T>
+SortEntry<T>* radix_sort(SortEntry<T>* from, int64_t count, Arena& arena) {
   constexpr int kBits = static_cast<int>(8 * sizeof(T));
-  const int digit = n < 2048 ? 8 : 11;
-  const int buckets = 1 << digit;
-  struct Entry {
-    Key key;
-    int32_t index;
-  };
-  Entry* from = arena.take<Entry>(n);
-  Entry* to = arena.take<Entry>(n);
-  for (int64_t i = 0; i < n; ++i) {
-    const Key bits = std::bit_cast<Key>(values[i]);
-    from[i] = {bits >> (kBits - 1) ? Key(~bits) : Key(bits | (Key(1) << (kBits - 1))), static_cast<int32_t>(i)};
-  }
-  const int digits = (kBits + digit - 1) / digit;
+  const int digit = count < 4096 ? 8 : 11;
+  const int buckets = 1 << digit, digits = (kBits + digit - 1) / digit;
+  const auto bucket_of = [&](SortEntry<T> entry, int k) { return static_cast<int>(entry >> (32 + k * digit)) & (buckets - 1); };
+  auto* to = arena.take<SortEntry<T>>(count);
   int32_t* counts = arena.zeros<int32_t>(int64_t(digits) * buckets);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int k = 0; k < digits; ++k) ++counts[k * buckets + static_cast<int>((from[i].key >> (k * digit)) & Key(buckets - 1))];
+  for (int64_t i = 0; i < count; ++i) {
+    for (int k = 0; k < digits; ++k) ++counts[k * buckets + bucket_of(from[i], k)];
   }
   for (int k = 0; k < digits; ++k) {
     int32_t* starts = counts + int64_t(k) * buckets;
-    const int shift = k * digit;
-    if (starts[(from[0].key >> shift) & Key(buckets - 1)] == n) continue;  // all alike in this digit
+    if (starts[bucket_of(from[0], k)] == count) continue;  // all alike in this digit
     int32_t start = 0;
     for (int bucket = 0; bucket < buckets; ++bucket) start += std::exchange(starts[bucket], start);
-    for (int64_t i = 0; i < n; ++i) to[starts[(from[i].key >> shift) & Key(buckets - 1)]++] = from[i];
+    for (int64_t i = 0; i < count; ++i) to[starts[bucket_of(from[i], k)]++] = from[i];
     std::swap(from, to);
   }
-  auto* order = arena.take<int32_t>(n);
-  for (int64_t i = 0; i < n; ++i) order[i] = from[i].index;
-  return order;
+  return from;
+}
+
+/// Sorts what is nearly sorted, by insertion. False, and left anyhow, where it takes too many moves.
+template <class Entry>
+bool repair(Entry* entries, int64_t count) {
+  constexpr int64_t kMoves = 2;  // per entry
+  int64_t moves = kMoves * count;
+  for (int64_t i = 1; i < count; ++i) {
+    const Entry entry = entries[i];
+    int64_t at = i;
+    for (; at > 0 && entries[at - 1] > entry; --at) entries[at] = entries[at - 1];
+    entries[at] = entry;
+    moves -= i - at;
+    if (moves < 0) return false;
+  }
+  return true;
 }
 
 template <class T>
@@ -88,14 +105,17 @@ struct SumSample {
   bool bounded = false;
   double* row_powers = nullptr;  // e^a, e^b
   double* column_powers = nullptr;
-  int32_t* row_split = arena.take<int32_t>(n);  // of the lanes a, and of the lanes b
-  int32_t* column_split = arena.take<int32_t>(n);
+  int32_t* row_split = nullptr;  // of the lanes a, and of the lanes b
+  int32_t* column_split = nullptr;
+  const int32_t* row_rank = nullptr;  // where each row, and each column, is in its order
+  const int32_t* column_rank = nullptr;
 
-  bool logs() const { return p.response != Response::kRelu && !bounded; }
+  /// Sums of either sign have no logarithms, and relu's may be zero.
+  bool logs() const { return (p.response == Response::kExponential || p.response == Response::kEluPlusOne) && !bounded; }
 
-  SumSample(const AttentionProblem& problem, const AttentionInputs<T>& in, Arena& scratch) : p(problem), arena(scratch) {
-    row_order = sorted_order(in.query, n, arena);
-    column_order = sorted_order(in.key, n, arena);
+  SumSample(const AttentionProblem& problem, const AttentionInputs<T>& in, Arena& scratch, int32_t* known = nullptr)
+      : p(problem), arena(scratch) {
+    sort(in, known);
     a = arena.take<double>(n);
     b = arena.take<double>(n);
     for (int64_t i = 0; i < n; ++i) a[i] = double(in.query[row_order[i]]);
@@ -109,7 +129,6 @@ struct SumSample {
       column_powers = arena.take<double>(n);
       run_powers(a, n, row_powers);
       run_powers(b, n, column_powers);
-      find_splits(p.response, a, b, n, row_split, column_split);
     }
     if (has_rows(p.normalization)) row_totals = totals(a, b);
     if (has_columns(p.normalization) || has_total(p.normalization)) column_totals = totals(b, a);
@@ -120,23 +139,69 @@ struct SumSample {
     }
   }
 
+  /// Sorts a and -b in one: on the way along them, each row meets the columns before it whose pairs with it are in the linear part.
+  void sort(const AttentionInputs<T>& in, int32_t* known) {
+    const int64_t count = 2 * n;
+    // At a + b = 0 relu has slope zero, elu+1 slope one: the row comes before the column, or behind it.
+    const bool rows_first = p.response == Response::kRelu;
+    const int64_t row_begin = rows_first ? 0 : n, column_begin = n - row_begin;
+    auto* fresh = arena.take<SortEntry<T>>(count);
+    for (int64_t i = 0; i < n; ++i) fresh[row_begin + i] = sort_entry<T>(in.query[i], row_begin + i);
+    for (int64_t j = 0; j < n; ++j) fresh[column_begin + j] = sort_entry<T>(-in.key[j], column_begin + j);
+    SortEntry<T>* entries = nullptr;
+    if (known && known[0] != known[1]) {
+      auto* guess = arena.take<SortEntry<T>>(count);
+      for (int64_t m = 0; m < count; ++m) guess[m] = fresh[known[m]];
+      if (repair(guess, count)) entries = guess;
+    }
+    if (!entries) entries = radix_sort<T>(fresh, count, arena);
+    // Every step writes one entry of each side and moves on along one of them: no branch depends on the data.
+    auto* rows = arena.take<int32_t>(n + 1);
+    auto* columns = arena.take<int32_t>(n + 1) + 1;
+    auto* of_rows = arena.take<int32_t>(n + 1);
+    auto* of_columns = arena.take<int32_t>(n + 1) + 1;
+    auto* ranks = arena.take<int32_t>(count);
+    int32_t* sorted = known ? known : arena.take<int32_t>(count);
+    const auto size = static_cast<int32_t>(n), first = static_cast<int32_t>(rows_first);
+    int32_t x = 0, y = size - 1;
+    for (int64_t m = 0; m < count; ++m) {
+      const auto index = static_cast<int32_t>(static_cast<uint32_t>(entries[m]));
+      const int32_t second = index >= size, row = second ^ first;
+      sorted[m] = index;
+      rows[x] = columns[y] = index - (-second & size);
+      of_rows[x] = y + 1;
+      of_columns[y] = x;
+      ranks[index] = y + (-row & (x - y));
+      x += row;
+      y -= 1 - row;
+    }
+    row_split = of_rows;
+    column_split = of_columns;
+    if (p.response == Response::kExponential) {  // it has no linear part
+      std::fill(row_split, row_split + n, static_cast<int32_t>(n));
+      std::fill(column_split, column_split + n, static_cast<int32_t>(n));
+    }
+    if (p.response == Response::kIdentity) {  // and it nothing else
+      std::fill(row_split, row_split + n, 0);
+      std::fill(column_split, column_split + n, 0);
+    }
+    row_order = rows;
+    column_order = columns;
+    row_rank = ranks + row_begin;
+    column_rank = ranks + column_begin;
+  }
+
   A* totals(const double* lanes, const double* sweep) {
-    A* ones = arena.take<A>(n);
-    A* positions = arena.take<A>(2 * n);
-    std::fill(ones, ones + n, A(1));
-    std::copy_n(lanes, n, positions);
-    std::copy_n(sweep, n, positions + n);
-    const SumSide<A> own{lanes, powers(lanes), positions, ones}, other{sweep, powers(sweep), positions + n, ones};
+    const auto own = constant(lanes, 1), other = constant(sweep, 1);
     A* values = arena.zeros<A>(n * kSumPadding);
     for (int64_t y = 0; y < n; ++y) values[y * kSumPadding] = 1;
     A* result = arena.take<A>(n);
-    if (bounded) {
+    if (logs()) {
+      run_sum_pass(SumPass<A>{p.response, 0, true, false, n, kSumPadding, own, other, values, row_split, result});
+    } else {
       const A* sums = pass(0, own, other, values, 1);
       for (int64_t x = 0; x < n; ++x) result[x] = sums[x * kSumPadding];
-      return result;
     }
-    for (int64_t x = 0; x < n; ++x) result[x] = 0;  // relu without any response
-    run_sum_pass(SumPass<A>{p.response, 0, true, false, n, kSumPadding, own, other, values, row_split, result});
     return result;
   }
   const double* powers(const double* positions) const { return positions == a ? row_powers : column_powers; }
@@ -155,10 +220,14 @@ struct SumSample {
     return {positions, powers(positions), exponent, factor};
   }
   SumSide<A> constant(const double* positions, double value) {
-    auto* exponent = arena.take<A>(n);
     auto* factor = arena.take<A>(n);
-    for (int64_t i = 0; i < n; ++i) exponent[i] = positions[i] + std::log(A(value));
     std::fill(factor, factor + n, A(value));
+    A* exponent = nullptr;
+    if (!bounded) {
+      exponent = arena.take<A>(n);
+      const A log = std::log(A(value));
+      for (int64_t i = 0; i < n; ++i) exponent[i] = positions[i] + log;
+    }
     return {positions, powers(positions), exponent, factor};
   }
   void set(double position, A sum, A share, A& exponent, A& factor) const {
@@ -206,10 +275,42 @@ struct SumSample {
     return result;
   }
 
+  /// The same for the rows of a (count, N) array.
+  const A* pack(const int32_t* order, const int32_t* rank, int64_t count, const T* values) {
+    if constexpr (std::is_same_v<T, float>) {
+      double* result = arena.take<double>(n * padded(count));
+      run_pack(values, n, count, rank, result, padded(count));
+      return result;
+    } else {
+      return pack(order, count, [&](int64_t c, int64_t i) { return values[c * n + i]; });
+    }
+  }
+  /// And back: rows of values in sorted order, times the mass.
+  void unpack(const A* values, const int32_t* order, const int32_t* rank, int64_t count, T* to) const {
+    const int64_t stride = padded(count);
+    if constexpr (std::is_same_v<T, float>) {
+      run_unpack(values, stride, n, count, rank, p.mass, to);
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t c = 0; c < count; ++c) to[c * n + order[i]] = T(values[i * stride + c] * A(p.mass));
+      }
+    }
+  }
+
   const A* pass(int order, const SumSide<A>& lanes, const SumSide<A>& sweep, const A* values, int64_t count) {  // (N, padded(count))
-    A* result = arena.take<A>(n * padded(count));
+    const int64_t stride = padded(count);
+    A* result = arena.take<A>(n * stride);
     int32_t* split = lanes.position == a ? row_split : column_split;
-    run_sum_pass(SumPass<A>{p.response, order, false, bounded, n, padded(count), lanes, sweep, values, split, result});
+    if (bounded || p.response != Response::kElu) {
+      run_sum_pass(SumPass<A>{p.response, order, false, bounded, n, stride, lanes, sweep, values, split, result});
+      return result;
+    }
+    // Divisors with a sign do not go into an exponent: they multiply the values and the result.
+    const auto plain = [&](const SumSide<A>& side) { return constant(side.position, 1); };
+    A* scaled = arena.take<A>(n * stride);
+    for (int64_t k = 0; k < n * stride; ++k) scaled[k] = values[k] * sweep.factor[k / stride];
+    run_sum_pass(SumPass<A>{p.response, order, false, bounded, n, stride, plain(lanes), plain(sweep), scaled, split, result});
+    for (int64_t k = 0; k < n * stride; ++k) result[k] *= lanes.factor[k / stride];
     return result;
   }
 };
@@ -249,17 +350,14 @@ struct SumChanges {
 }  // namespace
 
 template <class T>
-void sum_forward(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<T>&, T* output, Arena& arena) {
+void sum_forward(const AttentionProblem& p, const AttentionInputs<T>& in, const AttentionSums<T>&, T* output, Arena& arena,
+                 int32_t* order) {
   const int64_t scores = p.positions, values = p.values * p.positions;
   if (!all_finite<T>({{in.query, scores}, {in.key, scores}, {in.value, values}})) return fill_with_nan<T>({{output, values}});
-  SumSample<T> s(p, in, arena);
-  const int64_t n = s.n;
-  const auto* packed = s.pack(s.column_order, p.values, [&](int64_t c, int64_t j) { return in.value[c * n + j]; });
+  SumSample<T> s(p, in, arena, order);
+  const auto* packed = s.pack(s.column_order, s.column_rank, p.values, in.value);
   const auto* result = s.pass(0, s.rows(), s.columns(), packed, p.values);
-  const int64_t stride = s.padded(p.values);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t c = 0; c < p.values; ++c) output[c * n + s.row_order[i]] = T(result[i * stride + c] * p.mass);
-  }
+  s.unpack(result, s.row_order, s.row_rank, p.values, output);
 }
 
 template <class T>
@@ -278,8 +376,8 @@ void sum_vjp(const AttentionProblem& p, const AttentionInputs<T>& in, const Atte
   const A share = balanced ? A(0.5) : A(1);
 
   // In double the products U . A and F . F_bar keep what the subtraction below needs.
-  const auto* row_values = s.pack(s.row_order, v, [&](int64_t c, int64_t i) { return cotangent[c * n + i]; });
-  const auto* column_values = s.pack(s.column_order, v, [&](int64_t c, int64_t j) { return in.value[c * n + j]; });
+  const auto* row_values = s.pack(s.row_order, s.row_rank, v, cotangent);
+  const auto* column_values = s.pack(s.column_order, s.column_rank, v, in.value);
   const int64_t stride = s.padded(v);
   const A* pulled = s.pass(0, columns, rows, row_values, v);  // (N, stride) in the order of b
   A* row_pull = arena.zeros<A>(n);                            // U_i . A_i, by original index
@@ -395,6 +493,7 @@ struct SecondSide {
 /// result_x += sum_y G'_xy, by original index.
 template <class T, class A>
 void add_second(SumSample<T>& s, const SecondSide<T, A>& own, const SecondSide<T, A>& other, int64_t v, A* result) {
+  const Arena::Scope scope(s.arena);
   const int64_t n = s.n, count = 2 * v + 4;
   const auto vectors = [&](const SecondSide<T, A>& of, int64_t c, int64_t i) { return A(of.vectors[c * n + i]); };
   const auto moved = [&](const SecondSide<T, A>& of, int64_t c, int64_t i) { return of.moved ? A(of.moved[c * n + i]) : A(0); };
@@ -456,6 +555,7 @@ void sum_hvp(const AttentionProblem& p, const AttentionInputs<T>& in, const Atte
   const auto push = [&](const SumSide<A>& own, const int32_t* own_order, const T* own_tangent, const A* own_log, const SumSide<A>& other,
                         const int32_t* other_order, const T* other_tangent, const A* other_log, const T* vectors, const T* moved,
                         A* changed, A* plain) {
+    const Arena::Scope scope(arena);
     const auto value = [&](int64_t c, int64_t y) { return A(vectors[c * n + y]); };
     const A* slopes = s.pass(
         1, own, other,
@@ -546,14 +646,16 @@ void sum_hvp(const AttentionProblem& p, const AttentionInputs<T>& in, const Atte
   }
 }
 
-template void sum_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<float>&, float*, Arena&);
+template void sum_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<float>&, float*, Arena&,
+                                 int32_t*);
 template void sum_vjp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                              const float*, const Cotangents<float>&, Arena&);
 template void sum_jvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                              const AttentionInputs<float>&, float*, Arena&);
 template void sum_hvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                              const float*, const AttentionInputs<float>&, float*, const Cotangents<float>&, Arena&);
-template void sum_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<double>&, double*, Arena&);
+template void sum_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<double>&, double*, Arena&,
+                                  int32_t*);
 template void sum_vjp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&, const double*,
                               const double*, const Cotangents<double>&, Arena&);
 template void sum_jvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&, const double*,

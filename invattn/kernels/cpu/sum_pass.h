@@ -8,7 +8,7 @@
 namespace invattn::kernels::cpu {
 
 /// Values are padded to a multiple of this.
-inline constexpr int64_t kSumPadding = 8;
+inline constexpr int64_t kSumPadding = 4;
 
 /// One of the two sequences, ascending. A pair's weight is phi(a + b) e^{-alpha - beta} with a part of the divisor on each side.
 /// `exponent` is a - alpha: it never falls along the sequence where alpha is a share of the logarithm of the sums (d log phi / ds <= 1).
@@ -42,8 +42,10 @@ struct SumPass {
 /// Up to this size of the positions, double keeps enough of float32 data without shifts and without differences of neighbours.
 inline constexpr double kPositionBound = 64;
 
-/// The splits of lanes a in sweep b and the other way round: the first partner with phi linear at a_x + b_y, N if there is none.
-void find_splits(Response response, const double* a, const double* b, int64_t positions, int32_t* of_a, int32_t* of_b);
+/// Row rank_i of `to` (N, stride) is column i of `values` (count, N), filled up with zeros.
+void run_pack(const float* values, int64_t positions, int64_t count, const int32_t* rank, double* to, int64_t stride);
+/// The way back, times a factor: column i of `to` (count, N) is row rank_i of `values` (N, stride).
+void run_unpack(const double* values, int64_t stride, int64_t positions, int64_t count, const int32_t* rank, double factor, float* to);
 
 /// powers = e^positions.
 void run_powers(const double* positions, int64_t count, double* powers);

@@ -23,19 +23,22 @@ struct Workspace {
       count += (numbers + 63) / 64 * 64;
       return at;
     };
-    for (T** by_position : {&task.row_pull, &task.column_pull, &task.row_change, &task.column_change, &task.row_pull_change,
-                            &task.column_pull_change, &task.rows, &task.columns}) {
+    for (T** by_position :
+         {&task.row_pull, &task.column_pull, &task.row_change, &task.column_change, &task.row_pull_change, &task.column_pull_change}) {
       *by_position = take(problem.batch * problem.positions);
     }
-    for (T** by_sample : {&task.total, &task.total_pull, &task.total_change, &task.total_pull_change}) *by_sample = take(problem.batch);
+    for (T** sums : {&task.rows, &task.columns}) *sums = take(kSumParts * problem.batch * problem.positions);
+    task.total = take(kSumParts * problem.batch);
+    for (T** by_sample : {&task.total_pull, &task.total_change, &task.total_pull_change}) *by_sample = take(problem.batch);
     task.value_gradient = take(problem.batch * problem.values * problem.positions);
     partials = take(large_partials<T>(problem, multiprocessors));
   }
 };
 
 template <class T>
-Task<T> task_of(const AttentionInputs<T>& inputs, const AttentionSums<T>& sums, const Workspace<T>& workspace) {
+Task<T> task_of(const AttentionInputs<T>& inputs, const AttentionSums<T>& sums, const Workspace<T>& workspace, const Launch& launch) {
   Task<T> task = workspace.task;
+  task.idle = launch.idle;
   task.query = inputs.query;
   task.key = inputs.key;
   task.value = inputs.value;
@@ -84,7 +87,7 @@ void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_forward(problem, inputs, output, launch);
   const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
-  Task<T> task = task_of(inputs, sums, workspace);
+  Task<T> task = task_of(inputs, sums, workspace, launch);
   task.output = output;
   if constexpr (sizeof(T) == 4) {
     if (is_small(problem)) return small_forward(problem, task, launch);
@@ -98,7 +101,7 @@ void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& in
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_vjp(problem, inputs, cotangent, query, key, value, launch);
   const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
-  Task<T> task = task_of(inputs, writable(sums), workspace);
+  Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   task.output = const_cast<T*>(output);
   task.cotangent = cotangent;
   task.query_gradient = query;
@@ -117,7 +120,7 @@ void attention_jvp(const AttentionProblem& problem, const AttentionInputs<T>& in
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_jvp(problem, inputs, tangents, result, launch);
   const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
-  Task<T> task = task_of(inputs, writable(sums), workspace);
+  Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   set_tangents(task, tangents, result);
   if constexpr (sizeof(T) == 4) {
     if (is_small(problem)) return small_jvp(problem, task, launch);
@@ -131,7 +134,7 @@ void attention_hvp(const AttentionProblem& problem, const AttentionInputs<T>& in
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_hvp(problem, inputs, cotangent, tangents, result, query, key, value, launch);
   const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
-  Task<T> task = task_of(inputs, writable(sums), workspace);
+  Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   task.output = const_cast<T*>(output);
   task.cotangent = cotangent;
   set_tangents(task, tangents, result);

@@ -9,8 +9,8 @@
 
 namespace invattn::kernels::cuda {
 
-/// Parts of each entry of AttentionSums.
-inline constexpr int64_t kSumParts = 1;
+/// Parts of each entry of AttentionSums: a logarithm as two numbers, of which the second is small.
+inline constexpr int kSumParts = 2;
 
 /// Depth up to which the kernels are compiled; more falls back to the reference.
 inline constexpr int64_t kLargestDepth = 32;
@@ -27,11 +27,12 @@ struct Launch {
   void* stream = nullptr;     // a cudaStream_t: this header is for builds without a CUDA toolkit, too (absent.cpp)
   void* workspace = nullptr;  // attention_workspace_bytes, aligned to 256 bytes
   int multiprocessors = 132;  // as given to attention_workspace_bytes
+  const int* idle = nullptr;  // null, or (B) numbers on the device: the results of samples that are not zero there are left as they are
 };
 
 /// For the product score `sums` has to hold every sum that the normalisation divides by: columns (columns, balanced), rows (rows,
 /// balanced), total (all): natural logarithms for exp and elu+1, the sums themselves for relu. The sum score keeps none and works them out
-/// again, in double.
+/// again, in double. Where query and key are the same array (the same pointer) large maps take half the time for the sums.
 template <class T>
 void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>& inputs, AttentionSums<T> sums, T* output,
                        const Launch& launch);

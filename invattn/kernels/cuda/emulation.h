@@ -174,6 +174,15 @@ inline invattn::emulation::BlockIndex blockIdx;
 #define gridDim (invattn::emulation::state().grid)
 #define blockDim (invattn::emulation::state().block_size)
 inline void __syncthreads() { invattn::emulation::block_barrier(); }
+inline int __syncthreads_or(int predicate) {
+  static int any = 0;
+  invattn::emulation::block_barrier();
+  any = 0;
+  invattn::emulation::block_barrier();
+  any |= predicate;
+  invattn::emulation::block_barrier();
+  return any;
+}
 inline void __syncwarp() { invattn::emulation::warp_barrier(); }
 
 #define INVATTN_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
@@ -189,6 +198,16 @@ inline char* shared_memory() {
   auto address = reinterpret_cast<uintptr_t>(emulation::state().shared.data());
   return reinterpret_cast<char*>((address + 15) / 16 * 16);
 }
+template <class T>
+T read_fresh(const T* from) {
+  return *from;
+}
+inline int atomic_add(int* to, int more) {
+  const int before = *to;
+  *to += more;
+  return before;
+}
+inline void fence() {}
 template <class T>
 T exchange(T value, unsigned source_lane) {
   auto& s = emulation::state();

@@ -9,10 +9,14 @@
 //      shared memory are read at 4 cycles per 4 numbers and warp, more than the arithmetic of two owners; and 1,064 blocks are 2.01 rounds
 //      of the 528 that fit.
 //   2  4 owners per thread where registers allow, parts chosen so that the last round is full; stages that share an Op share its kernel;
-//      hvp: 0.149, 0.336, 0.264, hvp 1.23; D 12: 0.248, 0.562, 0.548, hvp 2.24.
+//      hvp: 0.149, 0.336, 0.264, hvp 1.23; D 12: 0.248, 0.562, 0.548, hvp 2.24. Balanced, forward: 0.196; D 12: 0.352.
+//   3  sums of rows and columns in one sweep, without a reference, half of it where query and key are one array (response_sums.cuh);
+//      four owners per thread for the gradients with D 12, too: 0.138, 0.335, 0.259, hvp 1.14; D 12, one array: 0.205, 0.542, 0.561,
+//      hvp 2.36. Balanced, forward: 0.148; D 12: 0.204.
 
 #include <algorithm>
 
+#include "invattn/kernels/cuda/response_sums.cuh"
 #include "invattn/kernels/cuda/small_attention.h"
 
 namespace invattn::kernels::cuda {
@@ -44,6 +48,7 @@ unsigned parts_of(const AttentionProblem& problem, int64_t blocks, int64_t resid
 template <class T, class Op>
 __global__ void __launch_bounds__(kThreads) pass_kernel(const Task<T> batch, Stage stage, T* partials) {
   using L = typename LayoutFor<T, Op, kThreads, kOwners>::type;
+  if (batch.skips(blockIdx.z)) return;
   const Task<T> task = batch.of(blockIdx.z);
   const Roles<T> r = roles(stage, task);
   const Shape<T> shape{task.positions, task.depth, task.values};
@@ -61,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) pass_kernel(const Task<T> batch, Sta
 /// Adds the parts of a plain sum: the accumulators are independent, one thread each (blockIdx.y).
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Task<T> batch, Stage stage, const T* partials, int sums, int parts) {
+  if (batch.skips(blockIdx.z)) return;
   const Roles<T> r = roles(stage, batch.of(blockIdx.z));
   const int64_t n = batch.positions, position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
   if (position >= n) return;
@@ -73,32 +79,21 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Task<T> ba
   result = r.add ? result + sum : sum;
 }
 
-/// The same for sums of responses: a pair (scale, sum) stays together.
-template <class T, Response kResponse>
-__global__ void __launch_bounds__(kFinishThreads) finish_sums_kernel(const Task<T> batch, Stage stage, const T* partials, int parts) {
-  using Op = SumResponses<T, 1, 1, kResponse>;
-  const Roles<T> r = roles(stage, batch.of(blockIdx.z));
-  const int64_t n = batch.positions, position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
-  if (position >= n) return;
-  const T* from = partials + int64_t{blockIdx.z} * parts * 2 * n + position;
-  T sums[2] = {from[0], from[n]};
-  for (int p = 1; p < parts; ++p) {
-    const T more[2] = {from[(p * 2) * n], from[(p * 2 + 1) * n]};
-    Op::combine(sums, more);
-  }
-  r.result[position] = Op::result(sums, 0, r.scale);
-}
-
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads) pulls_kernel(const Task<T> batch) {
   const int64_t position = int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
   if (position < batch.positions) write_pulls(batch.of(blockIdx.z), position);
 }
 
-template <class T, bool kLogs>
+template <class T>
 __global__ void __launch_bounds__(1024) total_kernel(const T* numbers, int64_t positions, T* totals) {
-  const T total = block_total<T, kLogs>(numbers + blockIdx.x * positions, positions, reinterpret_cast<T*>(shared_memory()));
-  if (threadIdx.x == 0) totals[blockIdx.x] = total;
+  write_total(numbers + blockIdx.x * positions, positions, totals + blockIdx.x, reinterpret_cast<T*>(shared_memory()));
+}
+template <class T, bool kLogs>
+__global__ void __launch_bounds__(1024) sums_total_kernel(const Task<T> batch) {
+  if (batch.skips(blockIdx.x)) return;
+  const Task<T> task = batch.of(blockIdx.x);
+  write_sums_total<T, kLogs>(task.columns, task.positions, task.total, reinterpret_cast<T*>(shared_memory()));
 }
 
 /// Runs stages by their names. The template is on the Op alone, so that stages which share one share its kernel.
@@ -118,26 +113,19 @@ class Runner {
     const unsigned parts = parts_of(problem, int64_t{blocks} * batch, resident);
     INVATTN_LAUNCH(pass, dim3(blocks, parts, batch), dim3(kThreads), kBytes, launch.stream, task, stage, partials);
     if (parts == 1) return;
-    if constexpr (kStage == Stage::kColumnSums) {
-      const auto finish = finish_sums_kernel<T, kResponse>;
-      INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), 1, batch), dim3(kFinishThreads), 0, launch.stream, task, stage, partials,
-                     static_cast<int>(parts));
-    } else {
-      const auto finish = finish_kernel<T>;
-      const auto channels = static_cast<unsigned>(roles(stage, task).channels);
-      const int sums = Op::kSums;
-      INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), channels, batch), dim3(kFinishThreads), 0, launch.stream, task, stage,
-                     partials, sums, static_cast<int>(parts));
-    }
+    const auto finish = finish_kernel<T>;
+    const auto channels = static_cast<unsigned>(roles(stage, task).channels);
+    const int sums = Op::kSums;
+    INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), channels, batch), dim3(kFinishThreads), 0, launch.stream, task, stage, partials,
+                   sums, static_cast<int>(parts));
   }
   void pulls(const Task<T>& task) const {
     const auto kernel = pulls_kernel<T>;
     INVATTN_LAUNCH(kernel, dim3(blocks_of(kFinishThreads), 1, static_cast<unsigned>(problem.batch)), dim3(kFinishThreads), 0, launch.stream,
                    task);
   }
-  template <bool kLogs>
   void total(const T* numbers, T* totals) const {
-    const auto kernel = total_kernel<T, kLogs>;
+    const auto kernel = total_kernel<T>;
     INVATTN_LAUNCH(kernel, dim3(static_cast<unsigned>(problem.batch)), dim3(1024), 2048 * sizeof(T), launch.stream, numbers,
                    problem.positions, totals);
   }
@@ -146,10 +134,35 @@ class Runner {
     for (int first = 0; first < task.all_values; first += kValues) body(task.block(first, kValues));
   }
 
+  /// The sums that the normalisation divides by. Both in one sweep where the workspace has room for what that leaves of every tile.
+  void sums(const Task<T>& task) const {
+    const bool columns = task.needs_columns(), rows = task.needs_rows();
+    if (!columns && !rows) return;
+    const auto tiles = blocks_of(Swept::kOwners);
+    const bool fits =
+        1 + tiles + most_parts(problem) <= large_partials<T>(problem, launch.multiprocessors) / (problem.batch * problem.positions);
+    SweepPlan plan;
+    plan.stage = columns ? Stage::kColumnSums : Stage::kRowSums;
+    plan.symmetric = fits && task.query == task.key;
+    plan.both = fits && (plan.symmetric || (rows && columns));
+    plan.tiles = static_cast<int>(tiles);
+    if (plan.both) {
+      sweep<true>(task, plan);
+    } else {
+      sweep<false>(task, plan);
+      if (rows && columns) {
+        plan.stage = Stage::kRowSums;
+        sweep<false>(task, plan);
+      }
+    }
+    if (task.all) {
+      const auto kernel = sums_total_kernel<T, kResponse != Response::kRelu>;
+      INVATTN_LAUNCH(kernel, dim3(static_cast<unsigned>(problem.batch)), dim3(1024), 2048 * sizeof(T), launch.stream, task);
+    }
+  }
+
   void forward(const Task<T>& whole) const {
-    if (whole.needs_columns()) run<Stage::kColumnSums>(whole);
-    if (whole.needs_rows()) run<Stage::kColumnSums>(whole, Stage::kRowSums);
-    if (whole.all) total<kResponse != Response::kRelu>(whole.columns, whole.total);
+    sums(whole);
     blocks_of_values(whole, [&](const Task<T>& task) { run<Stage::kProduct>(task); });
   }
 
@@ -158,7 +171,7 @@ class Runner {
     blocks_of_values(whole, [&](const Task<T>& task) {
       run<Stage::kProduct>(task, Stage::kValueGradient);
       pulls(task);
-      if (task.all) total<false>(task.column_pull, task.total_pull);
+      if (task.all) total(task.column_pull, task.total_pull);
       run<Stage::kQueryGradient, kBalanced>(task);
       run<Stage::kQueryGradient, kBalanced>(task, Stage::kKeyGradient);
     });
@@ -167,7 +180,7 @@ class Runner {
   void changes(const Task<T>& whole) const {
     if (whole.needs_columns()) run<Stage::kColumnChange>(whole);
     if (whole.needs_rows()) run<Stage::kColumnChange>(whole, Stage::kRowChange);
-    if (whole.all) total<false>(whole.column_change, whole.total_change);
+    if (whole.all) total(whole.column_change, whole.total_change);
   }
 
   void jvp(const Task<T>& whole) const {
@@ -184,8 +197,8 @@ class Runner {
       run<Stage::kProductChange>(task, Stage::kValueGradientChange);
       pulls(task);
       if (task.all) {
-        total<false>(task.column_pull, task.total_pull);
-        total<false>(task.column_pull_change, task.total_pull_change);
+        total(task.column_pull, task.total_pull);
+        total(task.column_pull_change, task.total_pull_change);
       }
       run<Stage::kQueryGradientChange, kBalanced>(task);
       run<Stage::kQueryGradientChange, kBalanced>(task, Stage::kKeyGradientChange);
@@ -193,6 +206,24 @@ class Runner {
   }
 
  private:
+  using Swept = Sweep<T, kDepth, kResponse>;
+
+  template <bool kBoth>
+  void sweep(const Task<T>& task, SweepPlan plan) const {
+    const auto kernel = sweep_kernel<T, kDepth, kResponse, kBoth>;
+    const auto finish = finish_responses_kernel<T, kDepth, kResponse>;
+    const auto batch = static_cast<unsigned>(problem.batch), blocks = static_cast<unsigned>(plan.tiles);
+    const int64_t resident = int64_t{resident_blocks(kernel, Swept::kThreads, Swept::kBytes)} * launch.multiprocessors;
+    plan.parts = static_cast<int>(parts_of(problem, int64_t{blocks} * batch, resident));
+    if (plan.symmetric) plan.parts = static_cast<int>(most_parts(problem));  // blocks of unequal length: many, the long ones first
+    INVATTN_LAUNCH(kernel, dim3(blocks, static_cast<unsigned>(plan.parts), batch), dim3(Swept::kThreads), Swept::kBytes, launch.stream,
+                   task, plan, partials);
+    const unsigned sides = kBoth && !plan.symmetric ? 2 : 1;
+    constexpr auto kBytes = pass_shared_bytes<T, typename Swept::Op, typename Swept::Chosen>();
+    INVATTN_LAUNCH(finish, dim3(blocks_of(Swept::kThreads), sides, batch), dim3(Swept::kThreads), kBytes, launch.stream, task, plan,
+                   partials);
+  }
+
   unsigned blocks_of(int64_t width) const { return static_cast<unsigned>((problem.positions + width - 1) / width); }
 
   const AttentionProblem& problem;

@@ -34,6 +34,14 @@ __device__ inline char* shared_memory() {
   return invattn_shared_memory;
 }
 
+/// What another block of the same launch wrote, after its fence and an atomic said so: not from this multiprocessor's own cache.
+template <class T>
+__device__ inline T read_fresh(const T* from) {
+  return __ldcg(from);
+}
+__device__ inline int atomic_add(int* to, int more) { return atomicAdd(to, more); }
+__device__ inline void fence() { __threadfence(); }
+
 template <class T>
 __device__ inline T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);

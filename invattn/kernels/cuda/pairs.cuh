@@ -25,6 +25,21 @@ inline constexpr double kLog2E = 1.4426950408889634;
 __device__ __forceinline__ float exp_of(float x) { return exp2_of(x * static_cast<float>(kLog2E)); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 
+/// e^(x + low) for the small rest `low` of a divisor, as low_of gives it: in float one instruction more exact for none more.
+__device__ __forceinline__ float low_of(float low) { return low * static_cast<float>(kLog2E); }
+__device__ __forceinline__ double low_of(double low) { return low; }
+__device__ __forceinline__ float exp_of(float x, float low) { return exp2_of(fma(x, static_cast<float>(kLog2E), low)); }
+__device__ __forceinline__ double exp_of(double x, double low) { return exp(x + low); }
+
+/// The logarithm of e^scale sum in two parts: a multiple of 1/32 as long as there are digits for that, so that sums of such parts and
+/// scores near them lose nothing, and the rest. One float would be rounded like the largest score.
+template <class T>
+__device__ __forceinline__ void split_logarithm(double scale, T sum, T& high, T& low) {
+  const double whole = scale + log(double(sum));
+  high = static_cast<T>(rint(whole * 32) / 32);
+  low = static_cast<T>(whole - double(high));
+}
+
 /// What is known of the positions on one side of the pairs. Arrays are (channels, N) of one sample, or (N); null where there is none.
 template <class T>
 struct Side {
@@ -32,8 +47,9 @@ struct Side {
   const T* tangent = nullptr;  // of query or key
   const T* sums = nullptr;     // of this side's rows or columns (logarithms for positive phi), one per position or, with stride 0, one
   int sums_stride = 1;
-  T share = 0;     // how much of the sums the map is divided by: 1, 1/2 or 0
-  T constant = 0;  // logarithm of a further divisor
+  int64_t sums_low = 0;  // from the first part of a logarithm to the second
+  T share = 0;           // how much of the sums the map is divided by: 1, 1/2 or 0
+  T constant = 0;        // logarithm of a further divisor
   // Numbers per position, or with stride 0 one for all, times pull_scale.
   const T* pull = nullptr;         // what the derivative of the sums takes back from every score: U_i . A_i, F_j . F_bar_j
   const T* pull_change = nullptr;  // its change along the tangents
@@ -55,30 +71,35 @@ struct Shape {
 /// phi in the form that the passes need.
 template <class T, Response kResponse>
 struct Phi {
-  /// What a divisor is in the exponent and as a factor. The factor may overflow only where every score of the row or column is
-  /// negative; then it is never chosen.
-  static __device__ __forceinline__ void divisor(T sum, T share, T constant, T& exponent, T& factor) {
+  /// What a divisor is in the exponent, and beside it: for exp the rest of the exponent (low_of), else a factor. The factor may overflow
+  /// only where every score of the row or column is negative; then it is never chosen.
+  static __device__ __forceinline__ void divisor(T sum, T low, T share, T constant, T& exponent, T& beside) {
     if constexpr (kResponse == Response::kRelu) {
       exponent = 0;
-      factor = share == 0 ? T(1) : sum > 0 ? (share == T(1) ? T(1) / sum : T(1) / sqrt(sum)) : T(0);
-      factor *= exp_of(-constant);
-    } else {
+      beside = share == 0 ? T(1) : sum > 0 ? (share == T(1) ? T(1) / sum : T(1) / sqrt(sum)) : T(0);
+      beside *= exp_of(-constant);
+    } else if constexpr (kResponse == Response::kExponential) {
       exponent = -(share == 0 ? constant : share * sum + constant);
-      factor = kResponse == Response::kExponential ? T(1) : exp_of(exponent);
+      beside = share == 0 ? T(0) : low_of(-share * low);
+    } else {
+      exponent = -(share == 0 ? constant : share * (sum + low) + constant);
+      beside = exp_of(exponent);
     }
   }
+  /// What is beside the exponent of both sides' divisors.
+  static __device__ __forceinline__ T join(T left, T right) { return kResponse == Response::kExponential ? left + right : left * right; }
 
   /// weight = phi(s) / divisor and slope = phi'(s) / divisor.
-  static __device__ __forceinline__ void weigh(T score, T exponent, T factor, T& weight, T& slope) {
+  static __device__ __forceinline__ void weigh(T score, T exponent, T beside, T& weight, T& slope) {
     if constexpr (kResponse == Response::kExponential) {
-      weight = slope = exp_of(score + exponent);
+      weight = slope = exp_of(score + exponent, beside);
     } else if constexpr (kResponse == Response::kEluPlusOne) {
       const T tail = exp_of(score + exponent);
       const bool negative = score < 0;
-      slope = negative ? tail : factor;
-      weight = negative ? tail : (score + 1) * factor;
+      slope = negative ? tail : beside;
+      weight = negative ? tail : (score + 1) * beside;
     } else {
-      slope = score > 0 ? factor : T(0);
+      slope = score > 0 ? beside : T(0);
       weight = slope * score;
     }
   }
@@ -117,14 +138,27 @@ __device__ __forceinline__ T score_of(const T* left, const T* right) {
 
 template <class T, int kCount>
 __device__ __forceinline__ void load_channels(T* to, const T* from, T scale, int count, int64_t position, int64_t positions) {
+  if (from != nullptr && count == kCount) {  // as compiled: nothing to ask per channel
+    const T* at = from + position;
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      to[c] = *at * scale;
+      at += positions;
+    }
+    return;
+  }
 #pragma unroll
   for (int c = 0; c < kCount; ++c) to[c] = from != nullptr && c < count ? from[c * positions + position] * scale : T(0);
 }
 
 template <class T, Response kResponse>
 __device__ __forceinline__ void load_divisor(T* to, const Side<T>& side, int64_t position) {
-  const T sum = side.sums != nullptr ? side.sums[position * side.sums_stride] : T(0);
-  Phi<T, kResponse>::divisor(sum, side.share, side.constant, to[0], to[1]);
+  T sum = 0, low = 0;
+  if (side.sums != nullptr) {
+    sum = side.sums[position * side.sums_stride];
+    low = side.sums[position * side.sums_stride + side.sums_low];
+  }
+  Phi<T, kResponse>::divisor(sum, low, side.share, side.constant, to[0], to[1]);
 }
 
 template <class T>
@@ -171,7 +205,13 @@ struct SumResponses {
     sums[1] = sums[1] * exp_of(sums[0] - scale) + more[1] * exp_of(more[0] - scale);
     sums[0] = scale;
   }
-  static __device__ __forceinline__ T result(const T* sums, int /*channel*/, T /*scale*/) { return P::from_scaled(sums[0], sums[1]); }
+  /// The parts of the result: kSumParts.
+  static __device__ __forceinline__ T result(const T* sums, int part, T /*scale*/) {
+    if constexpr (kResponse == Response::kRelu) return part == 0 ? sums[1] : T(0);
+    T high, low;
+    split_logarithm(sums[0], sums[1], high, low);
+    return part == 0 ? high : low;
+  }
 };
 
 /// Ops whose accumulators are plain sums.
@@ -193,8 +233,9 @@ struct PlainSums {
 template <class T, int kDepth, int kValues, Response kResponse>
 struct Product : PlainSums<T, kValues> {
   static constexpr int kFields = kDepth + 2 + kValues - (kResponse == Response::kExponential ? 1 : 0);
-  static constexpr int kFactor = kResponse == Response::kExponential ? 0 : 1;  // exp has no factor
-  static constexpr int kChannels = kDepth + 1 + kFactor, kOwned = kChannels;
+  static constexpr int kFactor = kResponse == Response::kExponential ? 0 : 1;
+  // exp has no factor: what is beside the exponent goes into the other's channels, and in the owner's record takes their place.
+  static constexpr int kChannels = kDepth + 1 + kFactor, kOwned = kDepth + 2;
 
   static __device__ void load(T* record, const Side<T>& side, const Shape<T>& shape, int64_t position) {
     T divisor[2];
@@ -202,14 +243,16 @@ struct Product : PlainSums<T, kValues> {
     load_divisor<T, kResponse>(divisor, side, position);
     record[kDepth] = divisor[0];
     if constexpr (kFactor == 1) record[kDepth + 1] = divisor[1];
-    load_channels<T, kValues>(record + kChannels, side.channels, side.channels_scale, shape.values, position, shape.positions);
+    const T scale = kFactor == 1 ? side.channels_scale : side.channels_scale * exp_of(T(0), divisor[1]);
+    load_channels<T, kValues>(record + kChannels, side.channels, scale, shape.values, position, shape.positions);
+    if (kFactor == 0 && side.channels == nullptr) record[kChannels] = divisor[1];
   }
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     const T* other = others[0];
     T weight, slope;
-    const T factor = kFactor == 1 ? owner[kDepth + kFactor] * other[kDepth + kFactor] : T(1);
-    Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[kDepth] + other[kDepth], factor, weight, slope);
+    const T beside = kFactor == 1 ? owner[kDepth + 1] * other[kDepth + 1] : owner[kChannels];
+    Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[kDepth] + other[kDepth], beside, weight, slope);
 #pragma unroll
     for (int v = 0; v < kValues; ++v) sums[v] = fma(weight, other[kChannels + v], sums[v]);
   }
@@ -253,9 +296,10 @@ struct ProductChange : PlainSums<T, kValues> {
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     const T* other = others[0];
+    using P = Phi<T, kResponse>;
     T weight, slope;
-    Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[kDivisor] + other[kDivisor],
-                             owner[kDivisor + 1] * other[kDivisor + 1], weight, slope);
+    P::weigh(score_of<T, kDepth>(owner, other), owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]),
+             weight, slope);
     const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
     const T coefficient = slope * change - weight * (owner[kChange] + other[kChange]);
 #pragma unroll
@@ -283,12 +327,12 @@ struct ScoreGradient : PlainSums<T, kDepth> {
     const T* other = others[0];
     const T score = score_of<T, kDepth>(owner, other);
     T weight, slope, gradient;
-    P::weigh(score, owner[kDivisor] + other[kDivisor], owner[kDivisor + 1] * other[kDivisor + 1], weight, slope);
+    P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     const T product = score_of<T, kValues>(owner + kChannels, other + kChannels);
     if constexpr (kBalanced) {  // the divisors are roots of the sums: the slopes of the sums themselves need exponentials of their own
       T owner_slope, other_slope;
-      P::weigh(score, 2 * owner[kDivisor], owner[kDivisor + 1] * owner[kDivisor + 1], weight, owner_slope);
-      P::weigh(score, 2 * other[kDivisor], other[kDivisor + 1] * other[kDivisor + 1], weight, other_slope);
+      P::weigh(score, 2 * owner[kDivisor], P::join(owner[kDivisor + 1], owner[kDivisor + 1]), weight, owner_slope);
+      P::weigh(score, 2 * other[kDivisor], P::join(other[kDivisor + 1], other[kDivisor + 1]), weight, other_slope);
       gradient = slope * product - owner_slope * owner[kPull] - other_slope * other[kPull];
     } else {
       gradient = slope * (product - (owner[kPull] + other[kPull]));
@@ -325,12 +369,12 @@ struct ScoreGradientChange : PlainSums<T, kDepth> {
     const T product_change = score_of<T, kValues>(owner + kChannels, other + kChannels + kValues) +
                              score_of<T, kValues>(owner + kChannels + kValues, other + kChannels);
     T weight, slope, gradient, gradient_change;
-    P::weigh(score, owner[kDivisor] + other[kDivisor], owner[kDivisor + 1] * other[kDivisor + 1], weight, slope);
+    P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     const T slope_change = P::curve(score, slope) * change - slope * (owner[kChange] + other[kChange]);
     if constexpr (kBalanced) {  // as in ScoreGradient; kChange holds half of d log of the sums
       T owner_slope, other_slope;
-      P::weigh(score, 2 * owner[kDivisor], owner[kDivisor + 1] * owner[kDivisor + 1], weight, owner_slope);
-      P::weigh(score, 2 * other[kDivisor], other[kDivisor + 1] * other[kDivisor + 1], weight, other_slope);
+      P::weigh(score, 2 * owner[kDivisor], P::join(owner[kDivisor + 1], owner[kDivisor + 1]), weight, owner_slope);
+      P::weigh(score, 2 * other[kDivisor], P::join(other[kDivisor + 1], other[kDivisor + 1]), weight, other_slope);
       const T owner_change = P::curve(score, owner_slope) * change - owner_slope * (2 * owner[kChange]);
       const T other_change = P::curve(score, other_slope) * change - other_slope * (2 * other[kChange]);
       gradient = slope * product - owner_slope * owner[kPull] - other_slope * other[kPull];
@@ -377,7 +421,7 @@ __host__ __device__ constexpr int64_t pass_shared_bytes() {
 /// serves that many pairs: with two owners the passes wait for shared memory, not for arithmetic), and tiles of at most 32 KB.
 template <class T, class Op, int kThreads, int kOwners>
 struct LayoutFor {
-  static constexpr int kBudget = (kThreads > 256 ? 96 : 170) / (sizeof(T) / 4);
+  static constexpr int kBudget = (kThreads > 256 ? 96 : kThreads > 128 ? 170 : 184) / (sizeof(T) / 4);
   static constexpr bool fits(int rows) { return rows * (Op::kOwned + Op::kSums) + Op::kFields <= kBudget; }
   static constexpr int kRows = fits(4) ? 4 : fits(2) ? 2 : 1;
   static constexpr int kWarps = kThreads / 32, kWanted = kOwners / (32 * kRows), kGroups = kWanted < kWarps ? kWanted : kWarps;
@@ -406,6 +450,25 @@ __device__ __forceinline__ void read_records(const T* tile, int first, int step,
   }
 }
 
+/// Puts the records of the others [start, start + count) into shared memory, by the whole block. They need a barrier.
+template <class T, class Op, int kThreads>
+__device__ __forceinline__ void load_records(const Side<T>& side, const Shape<T>& shape, int64_t start, int count, T* shared) {
+  for (int t = threadIdx.x; t < count; t += kThreads) {
+    constexpr int kStride = record_stride<T, Op>();
+    if constexpr (kStride * sizeof(T) <= 160) {  // in registers first, for wide stores
+      struct alignas(16) Record {
+        T field[kStride];
+      } record;
+#pragma unroll
+      for (int f = Op::kFields; f < kStride; ++f) record.field[f] = 0;
+      Op::load(record.field, side, shape, start + t);
+      reinterpret_cast<Record*>(shared)[t] = record;
+    } else {
+      Op::load(shared + t * kStride, side, shape, start + t);
+    }
+  }
+}
+
 /// Runs Op for the owners [first_owner, first_owner + L::kOwners) over the others [begin, end), with the whole block, and calls
 /// store(owner, sums) once per owner within the shape. `shared`: pass_shared_bytes. Ends with a barrier: what store wrote is visible.
 template <class T, class Op, class L, class Store>
@@ -422,20 +485,7 @@ __device__ __forceinline__ void pair_pass(const Side<T>& owner_side, const Side<
   }
   for (int64_t start = begin; start < end; start += L::kTile) {
     const int count = static_cast<int>(end - start < L::kTile ? end - start : L::kTile);
-    for (int t = threadIdx.x; t < count; t += L::kThreads) {
-      constexpr int kStride = record_stride<T, Op>();
-      if constexpr (kStride * sizeof(T) <= 160) {  // in registers first, for wide stores
-        struct alignas(16) Record {
-          T field[kStride];
-        } record;
-#pragma unroll
-        for (int f = Op::kFields; f < kStride; ++f) record.field[f] = 0;
-        Op::load(record.field, other_side, shape, start + t);
-        reinterpret_cast<Record*>(shared)[t] = record;
-      } else {
-        Op::load(shared + t * kStride, other_side, shape, start + t);
-      }
-    }
+    load_records<T, Op, L::kThreads>(other_side, shape, start, count, shared);
     __syncthreads();
     int t = split;
     for (; t + (Op::kUnroll - 1) * L::kSplits < count; t += Op::kUnroll * L::kSplits) {
@@ -477,9 +527,14 @@ __device__ __forceinline__ void pair_pass(const Side<T>& owner_side, const Side<
   __syncthreads();
 }
 
-/// The sum, or for positive phi the logarithm of the sum of exponentials, of (N) numbers, by the whole block in a fixed order.
+/// The sum of (N) numbers, or for positive phi of the exponentials of (N) logarithms in two parts (`lows` may be null), as e^scale sum; by
+/// the whole block in a fixed order.
+template <class T>
+struct Total {
+  T scale, sum;
+};
 template <class T, bool kLogs>
-__device__ inline T block_total(const T* numbers, int64_t count, T* shared) {  // shared: 2 * blockDim.x numbers
+__device__ inline Total<T> block_total(const T* numbers, const T* lows, int64_t count, T* shared) {  // shared: 2 * blockDim.x numbers
   T scale = std::numeric_limits<T>::lowest(), sum = 0;
   const auto add = [&](T more_scale, T more) {
     const T larger = scale > more_scale ? scale : more_scale;
@@ -488,7 +543,7 @@ __device__ inline T block_total(const T* numbers, int64_t count, T* shared) {  /
   };
   for (int64_t p = threadIdx.x; p < count; p += blockDim.x) {
     if constexpr (kLogs) {
-      add(numbers[p], T(1));
+      add(numbers[p], lows == nullptr ? T(1) : exp_of(lows[p]));
     } else {
       sum += numbers[p];
     }
@@ -508,7 +563,7 @@ __device__ inline T block_total(const T* numbers, int64_t count, T* shared) {  /
     }
     __syncthreads();
   }
-  const T result = kLogs ? shared[blockDim.x] + log(shared[0]) : shared[0];
+  const Total<T> result{shared[blockDim.x], shared[0]};
   __syncthreads();
   return result;
 }

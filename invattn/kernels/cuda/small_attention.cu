@@ -33,13 +33,6 @@ struct Pass {
   }
 };
 
-template <class T, bool kLogs>
-__device__ __forceinline__ void write_total(const T* numbers, int64_t count, T* total, T* shared) {
-  const T sum = block_total<T, kLogs>(numbers, count, shared);
-  if (threadIdx.x == 0) *total = sum;
-  __syncthreads();
-}
-
 template <class T, int kDepth, int kValues, Response kResponse>
 struct Forward {
   static constexpr int kThreads = threads_of<kDepth>(false);
@@ -49,7 +42,7 @@ struct Forward {
 
   static __device__ __forceinline__ void run(const Task<T>& task, T* shared) {
     Sums::run_both(task.needs_columns(), task.needs_rows(), Stage::kRowSums, task, shared);
-    if (task.all) write_total<T, kResponse != Response::kRelu>(task.columns, task.positions, task.total, shared);
+    if (task.all) write_sums_total<T, kResponse != Response::kRelu>(task.columns, task.positions, task.total, shared);
 #pragma unroll 1
     for (int first = 0; first < task.all_values; first += kValues) Product::run(task.block(first, kValues), shared);
   }
@@ -69,7 +62,7 @@ struct Vjp {
       Product::run(task, shared);
       for (int64_t p = threadIdx.x; p < task.positions; p += kThreads) write_pulls(task, p);
       __syncthreads();
-      if (task.all) write_total<T, false>(task.column_pull, task.positions, task.total_pull, shared);
+      if (task.all) write_total(task.column_pull, task.positions, task.total_pull, shared);
       Gradient::run_both(true, true, Stage::kKeyGradient, task, shared);
     }
   }
@@ -84,7 +77,7 @@ struct Jvp {
 
   static __device__ __forceinline__ void run(const Task<T>& task, T* shared) {
     Sums::run_both(task.needs_columns(), task.needs_rows(), Stage::kRowChange, task, shared);
-    if (task.all) write_total<T, false>(task.column_change, task.positions, task.total_change, shared);
+    if (task.all) write_total(task.column_change, task.positions, task.total_change, shared);
 #pragma unroll 1
     for (int first = 0; first < task.all_values; first += kValues) Product::run(task.block(first, kValues), shared);
   }
@@ -92,6 +85,7 @@ struct Jvp {
 
 template <class Work, class T>
 __global__ void __launch_bounds__(Work::kThreads) sample_kernel(const Task<T> batch) {
+  if (batch.skips(blockIdx.x)) return;
   Work::run(batch.of(blockIdx.x), reinterpret_cast<T*>(shared_memory()));
 }
 

@@ -17,6 +17,8 @@
 //   1  one block per sample, histories in L2, concatenation by sorting:  0.473, 0.294, 0.303, 0.649
 //   2  as above. Instructions per pair, both passes, from the sm_90 code: 44 (gaussian: scores held in registers, else 55.5), 31.5, 39, 39.
 //      A cluster of two blocks: 0.188, 0.125, 0.133, 0.161 (13 to 17 us per evaluation); one block: 0.428, 0.252, 0.270, 0.328.
+//   3  where query and key have the same weights row sums are column sums, and `balanced` costs what `columns` does: gaussian, balanced
+//      0.213 (11 iterations, 17.7 us per evaluation); the others as before.
 
 #include "invattn/kernels/cuda/solver.h"
 
@@ -68,6 +70,7 @@ struct Arguments {
   float row_share, column_share, log_count;
   double mass;
   bool all, sum_score;
+  bool symmetric;                             // query and key have the same weights: row sums are column sums
   int cluster, local, tiles;                  // blocks per sample, positions of a block at most, in steps of kOwners
   int64_t block_bytes;                        // of shared memory
   int64_t array;                              // entries of an array of the block
@@ -222,7 +225,7 @@ __device__ __forceinline__ void product_pass(const float* queries, const float* 
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) owner[r][d] = query[0][d];
     owner[r][kDepth] = rows[o][0];
-    owner[r][kDepth + Op::kFactor] = rows[o][Op::kFactor];
+    owner[r][kDepth + 1] = rows[o][1];  // exp: zero
     Op::clear(sums[r]);
   }
 #pragma unroll 2
@@ -254,10 +257,12 @@ __device__ __forceinline__ void halve(float (&numbers)[32], int lane, const Comb
 
 /// Column sums and product of exp in one: a thread keeps the scores of its two rows with its 32 columns in registers, so that they are
 /// worked out once. Columns are added up over the lanes, then over the warps of both blocks. For up to kOwners rows a block and 2 kOwners
-/// columns. Ends with the parts of the products, as product_pass does.
+/// columns. balanced: rows have the exponents of the columns, too (a symmetric map). Ends with the parts of the products, as product_pass
+/// does.
 template <int kDepth>
 __device__ __forceinline__ void held_pass(const float* queries, const float* keys, int begin, int count, int n, float share,
-                                          float log_count, float* part, float* peer_part, float* exponents, int rank, int cluster) {
+                                          float log_count, bool balanced, float* part, float* peer_part, float* exponents, int rank,
+                                          int cluster) {
   using R = Records<kDepth, Response::kExponential>;
   using P = Phi<float, Response::kExponential>;
   constexpr int kColumns = 32, kAll = kColumns * kSplits;
@@ -312,11 +317,17 @@ __device__ __forceinline__ void held_pass(const float* queries, const float* key
     for (int p = 0; p < cluster * kGroups; ++p) largest = fmax(largest, part[p * 2 * kAll + thread]);
     for (int p = 0; p < cluster * kGroups; ++p)
       sum = fmaf(part[(2 * p + 1) * kAll + thread], exp_of(part[p * 2 * kAll + thread] - largest), sum);
-    P::divisor(P::from_scaled(largest, sum), share, log_count, exponent, factor);
+    P::divisor(P::from_scaled(largest, sum), 0.0f, share, log_count, exponent, factor);
     const int column = thread / kColumns + thread % kColumns * kSplits;
     exponents[thread] = column < n ? exponent : -std::numeric_limits<float>::infinity();
   }
   __syncthreads();
+  float row_exponents[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int column = begin + own + r * 32;
+    row_exponents[r] = balanced ? low_of(exponents[column % kSplits * kColumns + column / kSplits]) : 0.0f;
+  }
   float sums[kRows][kWidth] = {};
 #pragma unroll
   for (int u = 0; u < kColumns; u += 4) {
@@ -330,7 +341,7 @@ __device__ __forceinline__ void held_pass(const float* queries, const float* key
       read_fields<kSkip + kWidth, R::kKey, 1>(keys + kFirst, column < n ? column : n - 1, 0, value);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float weight = exp_of(scores[r][u + w] + exponent[w]);
+        const float weight = exp_of(scores[r][u + w] + exponent[w], row_exponents[r]);
 #pragma unroll
         for (int c = 0; c < kWidth; ++c) sums[r][c] = fmaf(weight, value[0][kSkip + c], sums[r][c]);
       }
@@ -438,7 +449,8 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
   float* peer_part = paired ? of_peer(part, a.block_bytes) : part;
   // With three channels the scores cost less than keeping them.
   constexpr bool kHolds = kResident && kDepth > 4 && kResponse == Response::kExponential;
-  const bool held = kHolds && a.column_share != 0 && a.row_share == 0 && !a.all;
+  const bool rows_as_columns = a.symmetric && a.column_share != 0;
+  const bool held = kHolds && a.column_share != 0 && (a.row_share == 0 || rows_as_columns) && !a.all;
   const int tiles = kResident ? 1 : a.tiles;
   const int64_t stride = kResident ? kThreads * kOwn : a.array;  // of the arrays
   float* arrays;
@@ -456,10 +468,10 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
   if (thread < kWidth) {
     common.output_bias[thread] = thread < a.channels && a.weights.output_bias != nullptr ? a.weights.output_bias[thread] : 0.0f;
   }
-  if (thread < kOwners) P::divisor(0.0f, 0.0f, 0.0f, common.rows[thread][0], common.rows[thread][1]);
+  if (thread < kOwners) P::divisor(0.0f, 0.0f, 0.0f, 0.0f, common.rows[thread][0], common.rows[thread][1]);
   for (int t = thread; t < n; t += kThreads) {  // what stays where no column sums are taken
     float divisor[2];
-    P::divisor(0.0f, 0.0f, a.log_count, divisor[0], divisor[1]);
+    P::divisor(0.0f, 0.0f, 0.0f, a.log_count, divisor[0], divisor[1]);
     keys[t * R::kKey + kDepth] = divisor[0];
     keys[t * R::kKey + kDepth + R::Output::kFactor] = divisor[R::Output::kFactor];
   }
@@ -551,7 +563,8 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
     // The sums.
     if constexpr (kHolds) {
       if (held) {
-        held_pass<kDepth>(queries, keys, begin, count, n, a.column_share, a.log_count, part, peer_part, common.columns, rank, a.cluster);
+        held_pass<kDepth>(queries, keys, begin, count, n, a.column_share, a.log_count, a.row_share != 0, part, peer_part, common.columns,
+                          rank, a.cluster);
       }
     }
     if (a.column_share != 0 && !held) {
@@ -565,7 +578,7 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
             return;
           }
           float divisor[2];
-          P::divisor(sum, a.column_share, a.log_count, divisor[0], divisor[1]);
+          P::divisor(sum, 0.0f, a.column_share, a.log_count, divisor[0], divisor[1]);
           const int64_t at = (first + o) * R::kKey + kDepth;
           keys[at] = divisor[0];
           if (paired) peer_keys[at] = divisor[0];
@@ -579,7 +592,7 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
       if (a.all) {
         const float total = total_of<kResponse>(common.columns, n);
         float divisor[2];
-        P::divisor(total, a.column_share, a.log_count, divisor[0], divisor[1]);
+        P::divisor(total, 0.0f, a.column_share, a.log_count, divisor[0], divisor[1]);
         for (int t = thread; t < n; t += kThreads) {
           keys[t * R::kKey + kDepth] = divisor[0];
           if constexpr (R::Output::kFactor == 1) keys[t * R::kKey + kDepth + 1] = divisor[1];
@@ -594,10 +607,16 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
     const int slot = slot_of(iteration, a.rules.memory);
     for (int tile = 0; tile < tiles; ++tile) {
       const int first = begin + tile * kOwners;
-      if (a.row_share != 0) {
+      if (a.row_share != 0 && !held && rows_as_columns) {
+        if (tile > 0) __syncthreads();
+        if (thread < kOwners && thread < count - tile * kOwners) {
+          common.rows[thread][0] = keys[(first + thread) * R::kKey + kDepth];
+          if constexpr (R::Output::kFactor == 1) common.rows[thread][1] = keys[(first + thread) * R::kKey + kDepth + 1];
+        }
+      } else if (a.row_share != 0 && !held) {
         if (tile > 0) __syncthreads();
         sum_pass<kDepth, kResponse, R::kQuery, R::kKey>(queries, keys, first, count - tile * kOwners, n, part, [&](int o, float sum) {
-          P::divisor(sum, a.row_share, 0.0f, common.rows[o][0], common.rows[o][1]);
+          P::divisor(sum, 0.0f, a.row_share, 0.0f, common.rows[o][0], common.rows[o][1]);
         });
       }
       if (a.row_share != 0 || tile > 0) __syncthreads();
@@ -768,6 +787,7 @@ void solve_by(SolverPath path, const AttentionProblem& problem, int64_t channels
   if (path == SolverPath::kKernels) return solve_by_kernels(problem, channels, weights, options, y, x, report, launch);
   Arguments a{};
   if (!plan(path, problem, channels, options, a)) not_covered();
+  a.symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias && !a.sum_score;
   a.weights = weights;
   a.y = y;
   a.x = x;

@@ -1,13 +1,18 @@
-// The inverse for maps of any size: the kernels of one iteration as the body of a graph's WHILE node, so that the host is never asked and a
-// batch stops where its last sample does. Samples that have stopped keep their iterates; the attention goes on computing theirs in vain.
+// The inverse for maps of any size: the kernels of kUnrolled iterations as the body of a graph's WHILE node, so that the host is never asked
+// and a batch stops where its last sample does. Samples that have stopped keep their iterates, and every kernel leaves them out.
 //
 // An iteration is: advance (next x, history, 1x1 maps), the passes of attention_forward, residual (output map, defect, parts of the sums
-// over the entries), decide (solver_rules.cuh; sets the condition). Everything that the graph touches lies in the workspace, weights and y
-// included, so that one executable graph serves every call with the same problem, options and workspace: a small cache here owns them.
+// over the entries; the last block of a sample decides by solver_rules.cuh, and sets the condition). Everything that the graph touches lies
+// in the workspace, weights and y included, so that one executable graph serves every call with the same problem, options and workspace: a
+// small cache here owns them.
+// Where query and key have the same weights (the same pointers) they are one array, and the attention makes use of that.
 // On a stream that is being captured the WHILE node goes into the caller's graph instead.
 //
 // Versions, milliseconds for 1x12x9701 to 1e-6 on an H200 (gaussian, embedded, dot, concat; 10, 8, 8, 10 iterations):
 //   1  3.06, 1.59, 1.77, 1.57: about 27 us per evaluation besides the attention.
+//   2  the last block of `residual` decides; three iterations in the body; one array for query and key where they are the same; the sums and
+//      the sorted sums of version 3 of the attention kernels: 2.75, 1.51, 1.75, 1.26; gaussian, balanced 2.58. 27 to 30 us per
+//      evaluation besides the attention.
 
 #include <array>
 #include <bit>
@@ -25,8 +30,8 @@ constexpr int kPositions = 32;                 // of a block
 constexpr int kParts = 4;                      // warps of a block: each does every fourth channel
 constexpr int kThreads = kPositions * kParts;  //
 constexpr int kOwn = kMost / kParts;           // channels of a thread
-constexpr int kDecideThreads = 256;
-constexpr int kGroups = kDecideThreads / kSums;  // of blocks' parts
+constexpr int kGroups = kThreads / kSums;      // of blocks' parts
+constexpr int kUnrolled = 3;                   // iterations of the body: going round costs more than kernels that do nothing
 
 /// Device pointers into the workspace, and sizes.
 struct Work {
@@ -40,7 +45,8 @@ struct Work {
   double* parts;  // (B, blocks, kSums)
   SampleState* states;
   Decision* decisions;
-  int* counters;  // decided, active, running
+  int* counters;        // decided, active, running
+  int *arrived, *idle;  // (B) blocks of `residual`; 1 where a sample has stopped
   void* attention;
   SolverRules rules;
 };
@@ -48,17 +54,9 @@ enum Counter { kDecided, kActive, kRunning, kCounters };
 
 #ifdef INVATTN_CUDA_EMULATION
 using Condition = int;
-inline int atomic_add(int* to, int more) {
-  const int before = *to;
-  *to += more;
-  return before;
-}
-inline void fence() {}
 inline void set_condition(Condition, bool) {}
 #else
 using Condition = cudaGraphConditionalHandle;
-__device__ inline int atomic_add(int* to, int more) { return atomicAdd(to, more); }
-__device__ inline void fence() { __threadfence(); }
 __device__ inline void set_condition(Condition condition, bool value) { cudaGraphSetConditional(condition, value ? 1 : 0); }
 #endif
 
@@ -110,12 +108,13 @@ __global__ void __launch_bounds__(kThreads) start_kernel(const Work work, const 
   if (threadIdx.x < kCounters) work.counters[threadIdx.x] = threadIdx.x == kRunning ? 1 : 0;
 }
 
-/// The sums over a sample's entries from the parts of its blocks: sum v in lanes v and v + 16 of warp 0. For a block of kDecideThreads.
+/// The sums over a sample's entries from the parts of its blocks: sum v in lanes v and v + 16 of warp 0.
 __device__ inline double sums_of(const Work& work, int64_t sample) {
   double(*by_group)[kSums] = reinterpret_cast<double(*)[kSums]>(shared_memory());
   const int thread = static_cast<int>(threadIdx.x), v = thread % kSums, group = thread / kSums;
   double sum = 0;
-  for (int b = group; b < work.blocks; b += kGroups) sum += work.parts[(sample * work.blocks + b) * kSums + v];
+#pragma unroll 8
+  for (int b = group; b < work.blocks; b += kGroups) sum += read_fresh(work.parts + (sample * work.blocks + b) * kSums + v);
   by_group[group][v] = sum;
   __syncthreads();
   sum = 0;
@@ -123,7 +122,7 @@ __device__ inline double sums_of(const Work& work, int64_t sample) {
   return sum + shuffle_xor(sum, 16);
 }
 
-__global__ void __launch_bounds__(kDecideThreads) begin_kernel(const Work work) {
+__global__ void __launch_bounds__(kThreads) begin_kernel(const Work work) {
   const int64_t sample = blockIdx.x;
   const double sum = sums_of(work, sample);
   const double square = shuffle(sum, 0), faults = shuffle(sum, kFaults);
@@ -131,6 +130,8 @@ __global__ void __launch_bounds__(kDecideThreads) begin_kernel(const Work work) 
   start_state(work.states[sample], square, work.rules);
   work.decisions[sample].kind = faults == 0 ? Decision::kNothing : Decision::kStop;  // never becomes finite
   work.decisions[sample].improved = 1;
+  work.arrived[sample] = 0;
+  work.idle[sample] = faults == 0 ? 0 : 1;
   if (faults != 0) work.states[sample].status = SolverStatus::kNotFinite;
 }
 
@@ -169,12 +170,27 @@ __global__ void __launch_bounds__(kThreads) advance_kernel(const Work work) {
     }
   };
   map(work.query_weight, work.query_bias, work.query, work.depth);
-  map(work.key_weight, work.key_bias, work.key, work.depth);
+  if (work.key != work.query) map(work.key_weight, work.key_bias, work.key, work.depth);
   map(work.value_weight, work.value_bias, work.value, work.values);
 }
 
-__global__ void __launch_bounds__(kThreads) residual_kernel(const Work work) {
-  if (work.decisions[blockIdx.y].kind == Decision::kStop) return;
+/// By one thread of every sample, with all that was decided written.
+__device__ inline void count_decided(const Work& work, bool active, const Condition condition) {
+  if (active) atomic_add(&work.counters[kActive], 1);
+  fence();
+  if (atomic_add(&work.counters[kDecided], 1) != static_cast<int>(work.batch) - 1) return;
+  fence();
+  const bool running = atomic_add(&work.counters[kActive], 0) > 0;  // the last sample: all have added theirs
+  work.counters[kDecided] = work.counters[kActive] = 0;
+  work.counters[kRunning] = running;
+  set_condition(condition, running);
+}
+
+__global__ void __launch_bounds__(kThreads) residual_kernel(const Work work, const Condition condition) {
+  if (work.idle[blockIdx.y] != 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) count_decided(work, false, condition);
+    return;
+  }
   const int64_t sample = blockIdx.y, n = work.positions, entries = n * work.channels;
   const int place = static_cast<int>(threadIdx.x) % kPositions, part = static_cast<int>(threadIdx.x) / kPositions;
   const int64_t position = int64_t{blockIdx.x} * kPositions + place;
@@ -198,23 +214,22 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const Work work) {
     }
   }
   write_part(sums, work.parts + (sample * work.blocks + blockIdx.x) * kSums);
-}
-
-__global__ void __launch_bounds__(kDecideThreads) decide_kernel(const Work work, const Condition condition) {
-  const int64_t sample = blockIdx.x;
-  if (work.decisions[sample].kind != Decision::kStop) {
-    const double sum = sums_of(work, sample);
-    if (threadIdx.x < 32) decide(work.states[sample], sum, work.rules, work.decisions[sample]);
-  }
+  fence();
+  __syncthreads();
+  int* arrived = reinterpret_cast<int*>(shared_memory());
+  if (threadIdx.x == 0) *arrived = atomic_add(&work.arrived[sample], 1);
+  __syncthreads();
+  if (*arrived != work.blocks - 1) return;
+  fence();
+  __syncthreads();
+  const double sum = sums_of(work, sample);
+  if (threadIdx.x >= 32) return;
+  decide(work.states[sample], sum, work.rules, work.decisions[sample]);
   if (threadIdx.x != 0) return;
-  if (work.decisions[sample].kind != Decision::kStop) atomic_add(&work.counters[kActive], 1);
-  fence();
-  if (atomic_add(&work.counters[kDecided], 1) != static_cast<int>(work.batch) - 1) return;
-  fence();
-  const bool running = atomic_add(&work.counters[kActive], 0) > 0;  // the last block: all have added theirs
-  work.counters[kDecided] = work.counters[kActive] = 0;
-  work.counters[kRunning] = running;
-  set_condition(condition, running);
+  const bool active = work.decisions[sample].kind != Decision::kStop;
+  work.arrived[sample] = 0;
+  work.idle[sample] = active ? 0 : 1;
+  count_decided(work, active, condition);
 }
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float* x, const SolverReport report) {
@@ -233,9 +248,9 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float
   report.status[sample] = static_cast<int32_t>(state.status);
 }
 
-/// Lays the workspace out from `memory` on; the bytes it takes.
-int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors, void* memory,
-                Work& work) {
+/// Lays the workspace out from `memory` on; the bytes it takes. symmetric: query and key are one.
+int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors, bool symmetric,
+                void* memory, Work& work) {
   const int64_t n = problem.positions, b = problem.batch, entries = b * channels * n;
   work.positions = n;
   work.batch = b;
@@ -252,6 +267,8 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverO
   reserve(work.states, b);
   reserve(work.decisions, b);
   reserve(work.counters, kCounters);
+  reserve(work.arrived, b);
+  reserve(work.idle, b);
   reserve(work.parts, b * work.blocks * kSums);
   for (float** array : {&work.x, &work.y, &work.image, &work.best_x, &work.best_image, &work.previous_x, &work.previous_defect}) {
     reserve(*array, entries);
@@ -260,6 +277,7 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverO
   reserve(work.changes, work.rules.memory * entries);
   reserve(work.query, b * problem.depth * n);
   reserve(work.key, b * problem.depth * n);
+  if (symmetric) work.key = work.query;
   reserve(work.value, b * problem.values * n);
   reserve(work.attended, b * problem.values * n);
   reserve(work.rows, b * kSumParts * n);
@@ -277,16 +295,19 @@ constexpr size_t kShared = kParts * kSums * sizeof(double) + kMost * kPositions 
 static_assert(kShared >= kGroups * kSums * sizeof(double));
 
 /// One iteration on `stream`.
-void run_body(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaStream_t stream, Condition condition) {
-  const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
+void run_iteration(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaStream_t stream, Condition condition) {
+  const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch));
   INVATTN_LAUNCH(advance_kernel, grid, dim3(kThreads), kShared, stream, work);
   Launch launch;
   launch.stream = stream;
   launch.workspace = work.attention;
   launch.multiprocessors = multiprocessors;
+  launch.idle = work.idle;
   attention_forward<float>(problem, {work.query, work.key, work.value}, {work.rows, work.columns, work.total}, work.attended, launch);
-  INVATTN_LAUNCH(residual_kernel, grid, dim3(kThreads), kShared, stream, work);
-  INVATTN_LAUNCH(decide_kernel, samples, dim3(kDecideThreads), kShared, stream, work, condition);
+  INVATTN_LAUNCH(residual_kernel, grid, dim3(kThreads), kShared, stream, work, condition);
+}
+void run_body(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaStream_t stream, Condition condition) {
+  for (int i = 0; i < kUnrolled; ++i) run_iteration(problem, work, multiprocessors, stream, condition);
 }
 
 #ifndef INVATTN_CUDA_EMULATION
@@ -343,9 +364,10 @@ cudaError_t capture_loop(const AttentionProblem& problem, const Work& work, int 
 #endif
 }
 
-using Key = std::array<uint64_t, 18>;
+using Key = std::array<uint64_t, 19>;
 
-Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, const Launch& launch, int device) {
+Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, bool symmetric, const Launch& launch,
+           int device) {
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
   const auto real = [](double value) { return std::bit_cast<uint64_t>(value); };
   return {number(device),
@@ -364,6 +386,7 @@ Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOption
           real(options.mixing),
           real(options.regularization),
           number(options.patience),
+          number(symmetric ? 1 : 0),
           reinterpret_cast<uint64_t>(launch.workspace),
           number(launch.multiprocessors)};
 }
@@ -416,7 +439,7 @@ void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOpt
   } else {
     int device = 0;
     cudaGetDevice(&device);
-    graphs.launch(key_of(problem, channels, options, launch, device), problem, work, launch);
+    graphs.launch(key_of(problem, channels, options, work.key == work.query, launch, device), problem, work, launch);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);  // errors stay for cudaGetLastError, as those of any launch
 }
@@ -442,17 +465,18 @@ bool kernels_cover(const AttentionProblem& problem, int64_t channels) {
 size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors) {
   if (problem.batch == 0 || problem.positions == 0) return 0;
   Work work{};
-  return static_cast<size_t>(lay_out(problem, channels, options, multiprocessors, nullptr, work));
+  return static_cast<size_t>(lay_out(problem, channels, options, multiprocessors, false, nullptr, work));
 }
 
 void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const SolverOptions& options,
                       const float* y, float* x, const SolverReport& report, const Launch& launch) {
   Work work{};
-  lay_out(problem, channels, options, launch.multiprocessors, launch.workspace, work);
+  const bool symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias;
+  lay_out(problem, channels, options, launch.multiprocessors, symmetric, launch.workspace, work);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
   INVATTN_LAUNCH(start_kernel, grid, dim3(kThreads), kShared, stream, work, weights, y);
-  INVATTN_LAUNCH(begin_kernel, samples, dim3(kDecideThreads), kShared, stream, work);
+  INVATTN_LAUNCH(begin_kernel, samples, dim3(kThreads), kShared, stream, work);
   run_loop(problem, channels, options, work, launch);
   INVATTN_LAUNCH(finish_kernel, grid, dim3(kThreads), kShared, stream, work, x, report);
 }

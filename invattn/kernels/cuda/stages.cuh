@@ -29,6 +29,7 @@ enum class Stage {
 /// Everything a stage reads or writes, over the batch: (B, channels, N), (B, N) or (B). Passed to kernels by value.
 template <class T>
 struct Task {
+  const int* idle = nullptr;  // as Launch's
   int64_t positions = 0;
   int depth = 0, values = 0;  // values of this block
   int all_values = 0;
@@ -36,7 +37,7 @@ struct Task {
   T mass = 1, row_share = 0, column_share = 0, log_count = 0;  // log_count: of `count`, else 0
   bool all = false;                                            // one total instead of column sums
   const T *query = nullptr, *key = nullptr, *value = nullptr;
-  T *rows = nullptr, *columns = nullptr, *total = nullptr;  // sums; written by forward only
+  T *rows = nullptr, *columns = nullptr, *total = nullptr;  // sums, (B, kSumParts, N) or (B, kSumParts); written by forward only
   T* output = nullptr;                                      // A; written by forward only
   const T* cotangent = nullptr;
   const T *query_tangent = nullptr, *key_tangent = nullptr, *value_tangent = nullptr;
@@ -54,11 +55,12 @@ struct Task {
     for (const T** p : {&one.query, &one.key, &one.query_tangent, &one.key_tangent}) move(*p, by_depth);
     for (T** p : {&one.query_gradient, &one.key_gradient, &one.query_gradient_change, &one.key_gradient_change}) move(*p, by_depth);
     one.move_values(by_value);
-    for (T** p : {&one.rows, &one.columns, &one.row_pull, &one.column_pull, &one.row_change, &one.column_change, &one.row_pull_change,
-                  &one.column_pull_change}) {
+    for (T** p : {&one.rows, &one.columns}) move(*p, kSumParts * by_position);
+    for (T** p : {&one.row_pull, &one.column_pull, &one.row_change, &one.column_change, &one.row_pull_change, &one.column_pull_change}) {
       move(*p, by_position);
     }
-    for (T** p : {&one.total, &one.total_pull, &one.total_change, &one.total_pull_change}) move(*p, sample);
+    move(one.total, kSumParts * sample);
+    for (T** p : {&one.total_pull, &one.total_change, &one.total_pull_change}) move(*p, sample);
     return one;
   }
   /// The task with the values from `first` on, at most `width`.
@@ -69,6 +71,7 @@ struct Task {
     part.move_values(first * positions);
     return part;
   }
+  __device__ bool skips(int64_t sample) const { return idle != nullptr && idle[sample] != 0; }
   __host__ __device__ bool needs_rows() const { return row_share != 0; }
   __host__ __device__ bool needs_columns() const { return column_share != 0; }
 
@@ -141,6 +144,8 @@ __host__ __device__ inline Roles<T> roles(Stage stage, const Task<T>& task) {
   query.share = query.pull_scale = task.row_share;
   key.sums = task.all ? task.total : task.columns;
   key.sums_stride = key.pull_stride = task.all ? 0 : 1;
+  query.sums_low = task.positions;
+  key.sums_low = task.all ? 1 : task.positions;
   key.share = key.pull_scale = task.column_share;
   key.constant = task.log_count;
   if (task.needs_rows()) {
@@ -155,9 +160,9 @@ __host__ __device__ inline Roles<T> roles(Stage stage, const Task<T>& task) {
   }
   switch (stage) {
     case Stage::kColumnSums:
-      return {key, query, task.columns, 1, T(1), false};
+      return {key, query, task.columns, kSumParts, T(1), false};
     case Stage::kRowSums:
-      return {query, key, task.rows, 1, T(1), false};
+      return {query, key, task.rows, kSumParts, T(1), false};
     case Stage::kProduct:
       key.channels = task.value;
       return {query, key, task.output, task.values, task.mass, false};
@@ -224,6 +229,26 @@ __device__ __forceinline__ void block_stage(const Task<T>& task, T* shared) {
   block_pass<T, typename OpOf<kStage, T, kDepth, kValues, kResponse, kBalanced>::type, L>(kStage, task, shared);
 }
 
+/// The total of one sample's column sums, by one block.
+template <class T, bool kLogs>
+__device__ __forceinline__ void write_sums_total(const T* columns, int64_t positions, T* total, T* shared) {
+  const Total<T> sum = block_total<T, kLogs>(columns, columns + positions, positions, shared);
+  if (threadIdx.x == 0) {
+    total[0] = sum.sum;
+    total[1] = 0;
+    if constexpr (kLogs) split_logarithm(sum.scale, sum.sum, total[0], total[1]);
+  }
+  __syncthreads();
+}
+
+/// The total of numbers.
+template <class T>
+__device__ __forceinline__ void write_total(const T* numbers, int64_t count, T* total, T* shared) {
+  const T sum = block_total<T, false>(numbers, nullptr, count, shared).sum;
+  if (threadIdx.x == 0) *total = sum;
+  __syncthreads();
+}
+
 /// U_i . A_i and F_j . F_bar_j, what the derivative of the sums takes back from every score; in hvp how they change, too.
 template <class T>
 __device__ __forceinline__ void write_pulls(const Task<T>& task, int64_t position) {
@@ -271,6 +296,7 @@ void dispatch_shape(const AttentionProblem& problem, const F& function) {
   dispatch_response(problem, [&]<Response kResponse>() {
     if (problem.depth <= 3) return function.template operator()<3, 12, kResponse>();
     if constexpr (sizeof(T) == 4) {
+      if (problem.depth <= 8 && problem.values > 12) return function.template operator()<8, 16, kResponse>();
       if (problem.depth <= 12) return function.template operator()<12, 12, kResponse>();
     }
     return function.template operator()<32, 16, kResponse>();

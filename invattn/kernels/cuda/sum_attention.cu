@@ -14,9 +14,10 @@
 // The sums of rows and columns are worked out again for every derivative, in double: a logarithm rounded to float scales a whole row or
 // column, and what cancels in the gradients (U_i . F_j against what the sums take back) would leave that error behind.
 //
-// Up to kBlockPositions positions one block per sample does the whole program (sort, sums, scans, gathers) in one launch; above, runs of
-// kRun keys are sorted by a block each and merged by rank, and each step is three kernels, one block per channel and direction scanning.
-// Scans have a fixed order (CUB's decoupled look-back has not).
+// Up to kBlockPositions positions one block per sample does the whole program (sort, sums, scans, gathers) in one launch. Above, a key's
+// place is counted by comparing it with all others, above kRanked positions by bisection in sorted runs of kRun keys; and a step is
+// two kernels. The first scans tiles of the tables, one block for each tile, channel and direction, of which the last to end also says what
+// comes before every tile; the second adds that where it reads. Scans have a fixed order (CUB's decoupled look-back has not).
 //
 // Versions (columns, float32, V 12; ms on an H200, forward / vjp / jvp):
 //   1  bitonic sort in shared memory, one warp per channel in the small kernel; CUB's radix sort, one block per channel in the large one:
@@ -24,6 +25,8 @@
 //   2  both sides sorted at once, within registers where steps are short; own sort of large sides in two launches; teams for both
 //      directions of a scan, eight entries per thread read at once; gathers in sorted order; tables of small maps in shared memory; hvp:
 //      64x256 0.036 / 0.072 / 0.085, hvp 0.172; 1x9701 0.116 / 0.252 / 0.166, hvp 0.340; 1x65536 0.503 / 1.09 / 0.794, hvp 1.57.
+//   3  scans in tiles on all multiprocessors (one step had taken 37 us at 9,701 positions, most of it scans by one block each), weights
+//      worked out within them; places by counting: 1x9701 0.087 / 0.154 / 0.131, hvp 0.255; 1x65536 0.243 / 0.381 / 0.428, hvp 0.732.
 
 #include "invattn/kernels/cuda/sum_attention.h"
 
@@ -41,7 +44,9 @@ using namespace sums;
 constexpr int kThreads = 512;
 constexpr int64_t kBlockPositions = 2048;    // a sample's sort and program in one block
 constexpr int64_t kTablesBytes = 96 * 1024;  // of shared memory for weights and tables of small maps
-constexpr int kScanThreads = 1024;
+constexpr int kReduceThreads = 1024;
+constexpr int kGatherThreads = 128;
+constexpr int64_t kRanked = 16384;  // positions up to which every key is compared with every other
 constexpr int kSortThreads = 1024;
 constexpr int kRun = 2048;   // keys sorted by one block
 constexpr int kMerged = 32;  // runs merged at once
@@ -54,7 +59,13 @@ using Sums = SumTask<T, double>;
 int64_t tables_bytes(int64_t n, int channels) { return n * (2 + 3 * int64_t{channels}) * 8; }
 
 template <class T>
+__device__ inline bool skips(const Sums<T>& task, int64_t sample) {
+  return task.idle != nullptr && task.idle[sample] != 0;
+}
+
+template <class T>
 __global__ void __launch_bounds__(kThreads) program_kernel(const Sums<T> batch, const Program program, size_t shared_tables) {
+  if (skips(batch, blockIdx.x)) return;
   Sums<T> task = batch;
   char* memory = shared_memory();
   if (shared_tables > 0) {  // View adds sample * n to these
@@ -69,24 +80,21 @@ __global__ void __launch_bounds__(kThreads) program_kernel(const Sums<T> batch, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const Sums<T> task, Kind kind) {
-  const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (k < task.positions) View<T, double>(task, kind, blockIdx.z).prepare(k);
+__global__ void __launch_bounds__(kTileThreads) scan_kernel(const Sums<T> task, Kind kind) {
+  if (skips(task, blockIdx.z)) return;
+  View<T, double>(task, kind, blockIdx.z).scan_tile(blockIdx.y, blockIdx.x, reinterpret_cast<double*>(shared_memory()));
 }
 
 template <class T>
-__global__ void __launch_bounds__(kScanThreads) scan_kernel(const Sums<T> task, Kind kind) {
-  View<T, double>(task, kind, blockIdx.z).template scan<kScanThreads>(blockIdx.x, threadIdx.x, reinterpret_cast<double*>(shared_memory()));
+__global__ void __launch_bounds__(kGatherThreads) gather_kernel(const Sums<T> task, Kind kind) {
+  const int64_t place = int64_t{blockIdx.x} * kGatherThreads + threadIdx.x;
+  if (skips(task, blockIdx.z)) return;
+  if (place < task.positions) View<T, double>(task, kind, blockIdx.z).template gather<true>(place, blockIdx.y, gridDim.y);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const Sums<T> task, Kind kind) {
-  const int64_t place = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (place < task.positions) View<T, double>(task, kind, blockIdx.z).gather(place, blockIdx.y, gridDim.y);
-}
-
-template <class T>
-__global__ void __launch_bounds__(kScanThreads) reduce_kernel(const Sums<T> task, Kind kind) {
+__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(const Sums<T> task, Kind kind) {
+  if (skips(task, blockIdx.z)) return;
   block_reduce(task, kind, blockIdx.z, shared_memory());
 }
 
@@ -97,9 +105,31 @@ struct Sides {
   int* index[2];  // (B, N)
 };
 
+/// The steps count their tiles from zero.
+template <class T>
+__device__ inline void clear_counts(const Sums<T>& task) {
+  if (blockIdx.x != 0 || blockIdx.y != 0) return;
+  for (int t = static_cast<int>(threadIdx.x); t < 2 * task.table_channels; t += static_cast<int>(blockDim.x)) {
+    task.done[int64_t{blockIdx.z} * 2 * task.table_channels + t] = 0;
+  }
+}
+
+/// Some keys of one side (blockIdx.y) of one sample, by rank.
+template <class T>
+__global__ void __launch_bounds__(kRankThreads) rank_kernel(const Sums<T> task) {
+  if (skips(task, blockIdx.z)) return;
+  clear_counts(task);
+  const int side = blockIdx.y;
+  const int64_t at = blockIdx.z * task.positions;
+  sort_by_rank((side == kKeys ? task.key : task.query) + at, task.positions, int64_t{blockIdx.x} * kRankOwners, task.sorted[side] + at,
+               task.index[side] + at, shared_memory());
+}
+
 /// One run of one side (blockIdx.y) of one sample.
 template <class T>
 __global__ void __launch_bounds__(kSortThreads) sort_kernel(const Sums<T> task, const Sides<T> to) {
+  if (skips(task, blockIdx.z)) return;
+  clear_counts(task);
   const int side = blockIdx.y;
   const int64_t n = task.positions, first = int64_t{blockIdx.x} * kRun, at = blockIdx.z * n;
   const T* from = (side == kKeys ? task.key : task.query) + at;
@@ -114,7 +144,9 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const Sums<T> task, 
 
 /// Merges kMerged neighbouring runs of `run` keys: a key's place is the number of keys before it in every run of its group.
 template <class T>
-__global__ void __launch_bounds__(kThreads) merge_kernel(int64_t n, int64_t run, const Sides<T> from, const Sides<T> to) {
+__global__ void __launch_bounds__(kThreads) merge_kernel(const Sums<T> task, int64_t run, const Sides<T> from, const Sides<T> to) {
+  if (skips(task, blockIdx.z)) return;
+  const int64_t n = task.positions;
   const int side = blockIdx.y;
   const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x, at = blockIdx.z * n;
   if (k >= n) return;
@@ -173,7 +205,7 @@ struct Arena {
       take(task.sorted[side], all);
       take(task.index[side], all);
       take(task.gradient[side], all);
-      if (n > kBlockPositions) {
+      if (n > kRanked) {
         take(other.keys[side], all);
         take(other.index[side], all);
       }
@@ -186,22 +218,32 @@ struct Arena {
       take(*by_sample, problem.batch);
     }
     take(task.tables, all * 3 * task.table_channels);
+    if (n > kBlockPositions) {
+      const int64_t tables = problem.batch * task.table_channels;
+      take(task.carries, tables * 3 * tiles_of(n));
+      take(task.totals, tables * 4 * tiles_of(n));
+      take(task.done, tables * 2);
+    }
   }
 };
 
 template <class T>
-void sort_sides(const AttentionProblem& problem, const Arena<T>& arena, const Launch& launch) {
-  const Sums<T>& task = arena.task;
+void sort_sides(const AttentionProblem& problem, const Arena<T>& arena, const Sums<T>& task, const Launch& launch) {
   const int64_t n = problem.positions;
   const auto batch = static_cast<unsigned>(problem.batch);
   const auto blocks = [n](int64_t width) { return static_cast<unsigned>((n + width - 1) / width); };
+  if (n <= kRanked) {
+    const auto rank = rank_kernel<T>;
+    INVATTN_LAUNCH(rank, dim3(blocks(kRankOwners), 2, batch), dim3(kRankThreads), rank_bytes<T>(), launch.stream, task);
+    return;
+  }
   Sides<T> here{{task.sorted[0], task.sorted[1]}, {task.index[0], task.index[1]}}, there = arena.other;
   for (int64_t run = kRun; run < n; run *= kMerged) std::swap(here, there);  // so that the last merge ends in task.sorted
   const auto sort = sort_kernel<T>;
   const auto merge = merge_kernel<T>;
   INVATTN_LAUNCH(sort, dim3(blocks(kRun), 2, batch), dim3(kSortThreads), kRun * (sizeof(T) + sizeof(int)), launch.stream, task, here);
   for (int64_t run = kRun; run < n; run *= kMerged) {
-    INVATTN_LAUNCH(merge, dim3(blocks(kThreads), 2, batch), dim3(kThreads), 0, launch.stream, n, run, here, there);
+    INVATTN_LAUNCH(merge, dim3(blocks(kThreads), 2, batch), dim3(kThreads), 0, launch.stream, task, run, here, there);
     std::swap(here, there);
   }
 }
@@ -209,6 +251,7 @@ void sort_sides(const AttentionProblem& problem, const Arena<T>& arena, const La
 template <class T>
 void run(const AttentionProblem& problem, const Arena<T>& arena, const Program& program, const Launch& launch) {
   Sums<T> task = arena.task;
+  task.idle = launch.idle;
   const int64_t n = problem.positions;
   const auto batch = static_cast<unsigned>(problem.batch);
   int channels = 1;  // of the largest step
@@ -221,23 +264,21 @@ void run(const AttentionProblem& problem, const Arena<T>& arena, const Program& 
     INVATTN_LAUNCH(kernel, dim3(batch), dim3(kThreads), tables + block_bytes<T>(n, kThreads), launch.stream, task, program, tables);
     return;
   }
-  sort_sides(problem, arena, launch);
-  const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
-  const auto prepare = prepare_kernel<T>;
+  sort_sides(problem, arena, task, launch);
+  const auto tiles = static_cast<unsigned>(tiles_of(n)), blocks = static_cast<unsigned>((n + kGatherThreads - 1) / kGatherThreads);
   const auto scan = scan_kernel<T>;
   const auto gather = gather_kernel<T>;
   const auto reduce = reduce_kernel<T>;
   for (int s = 0; s < program.count; ++s) {
     const Kind kind = program.steps[s];
     if (!is_step(kind)) {
-      INVATTN_LAUNCH(reduce, dim3(1, 1, batch), dim3(kScanThreads), 2 * kScanThreads * sizeof(double), launch.stream, task, kind);
+      INVATTN_LAUNCH(reduce, dim3(1, 1, batch), dim3(kReduceThreads), 2 * kReduceThreads * sizeof(double), launch.stream, task, kind);
       continue;
     }
     const auto jobs = static_cast<unsigned>(channels_of<T>(kind, task.values) * (task.relu ? 1 : 2));
     const unsigned parts = kind == Kind::kProduct || kind == Kind::kProductChange ? kGatherParts : 1;
-    INVATTN_LAUNCH(prepare, dim3(blocks, 1, batch), dim3(kThreads), 0, launch.stream, task, kind);
-    INVATTN_LAUNCH(scan, dim3(jobs, 1, batch), dim3(kScanThreads), 3 * (kScanThreads / 32) * sizeof(double), launch.stream, task, kind);
-    INVATTN_LAUNCH(gather, dim3(blocks, parts, batch), dim3(kThreads), 0, launch.stream, task, kind);
+    INVATTN_LAUNCH(scan, dim3(tiles, jobs, batch), dim3(kTileThreads), kTileDoubles * sizeof(double), launch.stream, task, kind);
+    INVATTN_LAUNCH(gather, dim3(blocks, parts, batch), dim3(kGatherThreads), 0, launch.stream, task, kind);
   }
 }
 

@@ -45,6 +45,7 @@ struct Program {
 /// As Task in stages.cuh, plus the sorted sides and the tables. Sums are of type S: in double the derivatives lose no digits to them.
 template <class T, class S = T>
 struct SumTask {
+  const int* idle;  // as Launch's
   int64_t positions, batch;
   int values;
   bool relu, all;
@@ -62,9 +63,19 @@ struct SumTask {
   double *weight, *factor;                                           // (B, N) of the step at hand, in sorted order
   double* tables;                                                    // (B, channels, 3, N)
   int table_channels;
+  // Large maps only, whose tables are scanned in tiles of kTile: what comes before a tile of a table (B, channels, 3, tiles), the tiles'
+  // own sums (B, channels, 2, tiles, 2), and how many tiles of a job are done (B, channels, 2), zero between the steps.
+  double *carries, *totals;
+  int* done;
 };
 
 constexpr int kKeys = 0, kQueries = 1;
+constexpr int kItems = 8;                            // of a thread in a scan
+constexpr int kTileThreads = 128;                    //
+constexpr int64_t kTile = kTileThreads * kItems;     // positions
+constexpr int kTileDoubles = 2 * kTileThreads + 16;  // of shared memory
+
+__host__ __device__ inline int64_t tiles_of(int64_t positions) { return (positions + kTile - 1) / kTile; }
 
 __host__ __device__ inline int others_of(Kind kind) {
   return kind == Kind::kColumnSums || kind == Kind::kValue || kind == Kind::kKeyRow || kind == Kind::kKeyColumn ||
@@ -169,16 +180,17 @@ struct View {
     return share == 0 ? 1 : !(sum > 0) ? 0 : share == 1 ? 1 / sum : 1 / sqrt(sum);
   }
 
-  __device__ void prepare(int64_t k) const {
-    const double sum = other_share == 0 ? 0 : other_sums[index[k] * other_stride];
+  __device__ double weight_of(int64_t k) const {
+    const double sum = other_share == 0 ? 0 : other_sums[index[k] * other_stride], b = shifted(k);
+    return task.relu ? root(sum, other_share) : exp((b < 0 ? b : 0) - other_share * sum - mu);
+  }
+  __device__ double factor_of(int64_t k) const {
     const double b = shifted(k);
-    if (task.relu) {
-      weight[k] = root(sum, other_share);
-      factor[k] = 0;
-      return;
-    }
-    weight[k] = exp((b < 0 ? b : 0) - other_share * sum - mu);
-    factor[k] = k == 0 ? 0 : b < 0 ? 1 : exp(positive(shifted(k - 1)) - b);
+    return k == 0 || task.relu ? 0 : b < 0 ? 1 : exp(positive(shifted(k - 1)) - b);
+  }
+  __device__ void prepare(int64_t k) const {
+    weight[k] = weight_of(k);
+    factor[k] = factor_of(k);
   }
 
   // By position of the keys; `all` has one for all.
@@ -241,15 +253,24 @@ struct View {
   /// Jobs of `scan`: a channel's prefix table, or its two suffix tables. relu has no prefix.
   __device__ int jobs() const { return channels_of<T>(kind, task.values) * (task.relu ? 1 : 2); }
 
-  /// One job by a team of kTeam threads (a warp, or a block: then `shared` holds 3 doubles per warp).
-  template <int kTeam>
-  __device__ void scan(int job, int member, double* shared) const {
-    const int c = task.relu ? job : job / 2;
-    double* table = tables + int64_t{c} * 3 * n;
-    if (task.relu || job % 2 == 1) {
-      scan_team<kTeam, true>(c, member, shared, table + n, table + 2 * n);
+  __device__ int channel_of(int job) const { return task.relu ? job : job / 2; }
+  __device__ bool is_suffix(int job) const { return task.relu || job % 2 == 1; }
+
+  /// One job by a warp, after `prepare`.
+  __device__ void scan(int job, int lane) const {
+    if (is_suffix(job)) {
+      scan_team<32, true>(channel_of(job), lane, 0, n, nullptr);
     } else {
-      scan_team<kTeam, false>(c, member, shared, table, nullptr);
+      scan_team<32, false>(channel_of(job), lane, 0, n, nullptr);
+    }
+  }
+
+  /// One tile of a job by a block of kTileThreads with kTileDoubles in shared memory; the last block of the job carries the tiles on.
+  __device__ void scan_tile(int job, int64_t tile, double* shared) const {
+    if (is_suffix(job)) {
+      scan_tile<true>(job, tile, shared);
+    } else {
+      scan_tile<false>(job, tile, shared);
     }
   }
 
@@ -270,21 +291,24 @@ struct View {
     }
   }
 
+  /// Scans [begin, end) of channel c by a team: a warp, or a block of a tile (then `shared` holds 3 doubles per warp, and weights and
+  /// factors are worked out here). Returns what the whole leaves.
   template <int kTeam, bool kSuffix>
-  __device__ void scan_team(int c, int member, double* shared, double* table, double* table_key) const {
-    constexpr int kItems = 8;
+  __device__ Stretch scan_team(int c, int member, int64_t begin, int64_t end, double* shared) const {
+    constexpr bool kTiled = kTeam > 32;
     constexpr double kNeutral = kSuffix ? 0 : 1;
     const int lane = member % 32, warp = member / 32;
-    Stretch carry{0, kNeutral, keys[n - 1]};
-    for (int64_t start = 0; start < n; start += kTeam * kItems) {
+    double* table = tables + (int64_t{c} * 3 + (kSuffix ? 1 : 0)) * n;
+    Stretch carry{0, kNeutral, keys[end - 1]};
+    for (int64_t start = 0; start < end - begin; start += kTeam * kItems) {
       const int64_t low = start + member * kItems;
       double x[kItems], y[kItems];  // y: factor or key
 #pragma unroll
       for (int u = 0; u < kItems; ++u) {
-        const bool inside = low + u < n;
-        const int64_t k = !inside ? 0 : kSuffix ? n - 1 - low - u : low + u;
-        y[u] = kSuffix ? double(keys[k]) : inside ? factor[k] : 1.0;
-        x[u] = inside && (!kSuffix || y[u] + reference >= 0) ? weight[k] * channel(c, k) : 0;
+        const bool inside = low + u < end - begin;
+        const int64_t k = !inside ? begin : kSuffix ? end - 1 - low - u : begin + low + u;
+        y[u] = kSuffix ? double(keys[k]) : !inside ? 1.0 : kTiled ? factor_of(k) : factor[k];
+        x[u] = inside && (!kSuffix || y[u] + reference >= 0) ? (kTiled ? weight_of(k) : weight[k]) * channel(c, k) : 0;
       }
       Stretch mine{x[0], kSuffix ? 0 : y[0], y[0]};
 #pragma unroll
@@ -300,7 +324,7 @@ struct View {
       Stretch running{shuffle_up(mine.first, 1), shuffle_up(mine.second, 1), kSuffix ? shuffle_up(mine.base, 1) : 0};
       if (lane == 0) running = {0, kNeutral, y[0]};
       Stretch all{shuffle(mine.first, 31), shuffle(mine.second, 31), kSuffix ? shuffle(mine.base, 31) : 0};  // of the team
-      if constexpr (kTeam > 32) {
+      if constexpr (kTiled) {
         __syncthreads();
         if (lane == 31) shared[warp * 3] = mine.first, shared[warp * 3 + 1] = mine.second, shared[warp * 3 + 2] = mine.base;
         __syncthreads();
@@ -323,15 +347,61 @@ struct View {
         Stretch next{x[u], kSuffix ? 0 : y[u], y[u]};
         put_before<kSuffix>(next, running);
         running = next;
-        if (low + u >= n) continue;
+        if (low + u >= end - begin) continue;
         if constexpr (kSuffix) {
-          table[n - 1 - low - u] = running.first;
-          table_key[n - 1 - low - u] = running.second;
+          table[end - 1 - low - u] = running.first;
+          table[n + end - 1 - low - u] = running.second;
         } else {
-          table[low + u] = running.first;
+          table[begin + low + u] = running.first;
         }
       }
     }
+    return carry;
+  }
+
+  __device__ double* carries_of(int c) const { return task.carries + (sample * task.table_channels + c) * 3 * tiles_of(n); }
+
+  template <bool kSuffix>
+  __device__ void scan_tile(int job, int64_t tile, double* shared) const {
+    const int c = channel_of(job), member = static_cast<int>(threadIdx.x);
+    const int64_t tiles = tiles_of(n), begin = tile * kTile, end = begin + kTile < n ? begin + kTile : n;
+    const Stretch whole = scan_team<kTileThreads, kSuffix>(c, member, begin, end, shared);
+    const int64_t of_job = (sample * task.table_channels + c) * 2 + (kSuffix ? 1 : 0);
+    double* totals = task.totals + of_job * 2 * tiles;
+    __syncthreads();
+    if (member == 0) {
+      totals[2 * tile] = whole.first;
+      totals[2 * tile + 1] = whole.second;
+      fence();
+      shared[0] = atomic_add(&task.done[of_job], 1);
+      fence();
+    }
+    __syncthreads();
+    const bool last = shared[0] == static_cast<double>(tiles - 1);
+    __syncthreads();
+    if (!last) return;
+    double* carry = carries_of(c) + (kSuffix ? tiles : 0);
+    Stretch running{0, kSuffix ? 0.0 : 1.0, keys[n - 1]};
+    for (int64_t start = 0; start < tiles; start += kTileThreads) {
+      const int64_t count = tiles - start < kTileThreads ? tiles - start : kTileThreads;
+      const auto place = [&](int64_t t) { return kSuffix ? tiles - 1 - start - t : start + t; };
+      if (member < count) {
+        shared[2 * member] = read_fresh(totals + 2 * place(member));
+        shared[2 * member + 1] = read_fresh(totals + 2 * place(member) + 1);
+      }
+      __syncthreads();
+      if (member == 0) {
+        for (int64_t t = 0; t < count; ++t) {
+          carry[place(t)] = running.first;
+          if (kSuffix) carry[tiles + place(t)] = running.second;
+          Stretch next{shared[2 * t], shared[2 * t + 1], kSuffix ? double(keys[place(t) * kTile]) : 0.0};
+          put_before<kSuffix>(next, running);
+          running = next;
+        }
+      }
+      __syncthreads();
+    }
+    if (member == 0) task.done[of_job] = 0;
   }
 
   __device__ void take(int side, T* result, int64_t at, double amount) const {
@@ -343,7 +413,8 @@ struct View {
   /// How many threads may share an owner in `gather`.
   __device__ int parts(int wanted) const { return kind == Kind::kProduct || kind == Kind::kProductChange ? wanted : 1; }
 
-  /// The results of the owner at sorted place `place`: neighbours read neighbouring entries of the tables.
+  /// The results of the owner at sorted place `place`: neighbours read neighbouring entries of the tables, which are whole or in tiles.
+  template <bool kTiled>
   __device__ void gather(int64_t place, int part, int parts) const {
     const T a = owner_keys[place];
     const int64_t owner = owner_index[place];
@@ -369,11 +440,27 @@ struct View {
     const double linear = has_body ? body * ((task.relu ? 0 : 1) + (double(a) + keys[split])) : 0;
     const double* prefix = tables + (has_tail ? split - 1 : 0);
     const double* suffix = tables + (has_body ? n + split : 0);
-    const auto curve = [&](int c) { return has_tail ? tail * prefix[int64_t{c} * 3 * n] : 0; };
-    const auto slope = [&](int c) { return curve(c) + (has_body ? body * suffix[int64_t{c} * 3 * n] : 0); };
-    const auto product = [&](int c) {
-      return curve(c) + (has_body ? linear * suffix[int64_t{c} * 3 * n] + body * suffix[(int64_t{c} * 3 + 1) * n] : 0);
+    // In tiles: what the tile's carry is worth here.
+    const int64_t tiles = kTiled ? tiles_of(n) : 0, before = has_tail ? (split - 1) / kTile : 0, after = has_body ? split / kTile : 0;
+    const double* carry = kTiled ? carries_of(0) : nullptr;
+    const double carried = kTiled && before > 0 ? exp(positive(shifted(before * kTile - 1)) - positive(shifted(split - 1))) : 0;
+    const double gap = kTiled && has_body && after + 1 < tiles ? double(keys[(after + 1) * kTile]) - keys[split] : 0;
+    const auto prefix_at = [&](int c) {
+      const double here = prefix[int64_t{c} * 3 * n];
+      return kTiled ? here + carried * carry[int64_t{c} * 3 * tiles + before] : here;
     };
+    const auto suffix_at = [&](int c) {
+      const double here = suffix[int64_t{c} * 3 * n];
+      return kTiled ? here + carry[(int64_t{c} * 3 + 1) * tiles + after] : here;
+    };
+    const auto suffix_key_at = [&](int c) {
+      const double here = suffix[(int64_t{c} * 3 + 1) * n];
+      if (!kTiled) return here;
+      return here + carry[(int64_t{c} * 3 + 2) * tiles + after] + gap * carry[(int64_t{c} * 3 + 1) * tiles + after];
+    };
+    const auto curve = [&](int c) { return has_tail ? tail * prefix_at(c) : 0; };
+    const auto slope = [&](int c) { return curve(c) + (has_body ? body * suffix_at(c) : 0); };
+    const auto product = [&](int c) { return curve(c) + (has_body ? linear * suffix_at(c) + body * suffix_key_at(c) : 0); };
     const int64_t at = sample * n + owner;
     const int values = task.values;
     const double mass = task.mass, row_share = task.row_share, column_share = task.column_share;
@@ -383,7 +470,7 @@ struct View {
       case Kind::kRowSums: {
         S* sums = kind == Kind::kColumnSums ? task.columns : task.rows;
         if (logs && !has_body) {
-          sums[at] = static_cast<S>(exponent + log(tables[n - 1]));
+          sums[at] = static_cast<S>(exponent + log(prefix_at(0)));
         } else {
           sums[at] = static_cast<S>(logs ? log(product(0)) : product(0));
         }
@@ -533,6 +620,76 @@ __device__ __forceinline__ T last_key() {
   return key;
 }
 
+/// Sorts (n) keys with their places: a key's place is the number of keys before it, counted by comparing it with every other. A block of
+/// kRankThreads has kRankOwners keys; rank_bytes of shared memory. N^2 comparisons on all multiprocessors take less time than a sort on few.
+constexpr int kRankThreads = 256, kRankRows = 2, kRankOwners = 32 * kRankRows, kRankTile = 1024;
+
+template <class T>
+constexpr size_t rank_bytes() {
+  return kRankTile * sizeof(T);
+}
+
+template <class T>
+__device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* sorted, int* index, char* memory) {
+  using U = decltype(ordered(T()));
+  struct alignas(16) Unit {
+    U item[16 / sizeof(U)];
+  };
+  constexpr int kWarps = kRankThreads / 32, kChunk = kRankTile / kWarps, kPerUnit = 16 / sizeof(U);
+  static_assert(kWarps * kRankOwners * sizeof(int) <= kRankTile * sizeof(U));
+  U* tile = reinterpret_cast<U*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const auto number = [](T key) {  // room for one more above
+    const U whole = ordered(key);
+    return whole == ~U(0) ? whole - 1 : whole;
+  };
+  U mine[kRankRows];
+  int count[kRankRows] = {};
+#pragma unroll
+  for (int r = 0; r < kRankRows; ++r) {
+    const int64_t at = first + r * 32 + lane;
+    mine[r] = number(keys[at < n ? at : n - 1]);
+  }
+  for (int64_t start = 0; start < n; start += kRankTile) {
+    for (int t = thread; t < kRankTile; t += kRankThreads) tile[t] = start + t < n ? number(keys[start + t]) : ~U(0);
+    __syncthreads();
+    const int64_t chunk = start + warp * kChunk;
+    if (chunk + kChunk <= first || chunk >= first + kRankOwners) {
+      const U before = chunk < first ? 1 : 0;  // equal keys that come before count
+      U limit[kRankRows];
+#pragma unroll
+      for (int r = 0; r < kRankRows; ++r) limit[r] = mine[r] + before;
+#pragma unroll 4
+      for (int t = 0; t < kChunk; t += kPerUnit) {
+        const Unit unit = *reinterpret_cast<const Unit*>(tile + warp * kChunk + t);
+#pragma unroll
+        for (int e = 0; e < kPerUnit; ++e) {
+#pragma unroll
+          for (int r = 0; r < kRankRows; ++r) count[r] += unit.item[e] < limit[r] ? 1 : 0;
+        }
+      }
+    } else {
+      for (int t = 0; t < kChunk; ++t) {
+        const U other = tile[warp * kChunk + t];
+#pragma unroll
+        for (int r = 0; r < kRankRows; ++r) {
+          count[r] += other < mine[r] || (other == mine[r] && chunk + t < first + r * 32 + lane) ? 1 : 0;
+        }
+      }
+    }
+    __syncthreads();
+  }
+  int* counts = reinterpret_cast<int*>(memory);
+#pragma unroll
+  for (int r = 0; r < kRankRows; ++r) counts[warp * kRankOwners + r * 32 + lane] = count[r];
+  __syncthreads();
+  if (thread >= kRankOwners || first + thread >= n) return;
+  int place = 0;
+  for (int w = 0; w < kWarps; ++w) place += counts[w * kRankOwners + thread];
+  sorted[place] = keys[first + thread];
+  index[place] = static_cast<int>(first) + thread;
+}
+
 /// Sorts `sets` arrays of up to `size` (a power of two from 32 on) keys with their places at once, ascending by (key, place): equal keys
 /// keep their order. A bitonic network: steps over 32 and more through shared memory, the others within a warp's registers.
 /// source(set, t): the key at t, or last_key; drain(set, t, key, place).
@@ -601,15 +758,15 @@ __device__ void block_reduce(const SumTask<T, S>& task, Kind kind, int64_t sampl
   const int64_t n = task.positions;
   if (kind == Kind::kTotalOfColumns) {
     S* shared = reinterpret_cast<S*>(memory);
-    const S total = task.relu ? block_total<S, false>(task.columns + sample * n, n, shared)
-                              : block_total<S, true>(task.columns + sample * n, n, shared);
-    if (threadIdx.x == 0) task.total[sample] = total;
+    const Total<S> total = task.relu ? block_total<S, false>(task.columns + sample * n, nullptr, n, shared)
+                                     : block_total<S, true>(task.columns + sample * n, nullptr, n, shared);
+    if (threadIdx.x == 0) task.total[sample] = task.relu ? total.sum : total.scale + log(total.sum);
   } else {
     const double* from = kind == Kind::kTotalPull     ? task.column_pull
                          : kind == Kind::kTotalChange ? task.column_change
                                                       : task.column_pull_change;
     double* to = kind == Kind::kTotalPull ? task.total_pull : kind == Kind::kTotalChange ? task.total_change : task.total_pull_change;
-    const double total = block_total<double, false>(from + sample * n, n, reinterpret_cast<double*>(memory));
+    const double total = block_total<double, false>(from + sample * n, nullptr, n, reinterpret_cast<double*>(memory)).sum;
     if (threadIdx.x == 0) to[sample] = total;
   }
   __syncthreads();
@@ -636,10 +793,10 @@ __device__ inline void block_program(const SumTask<T, S>& task, const Program& p
     const View<T, S> view(task, kind, sample);
     for (int64_t k = threadIdx.x; k < n; k += threads) view.prepare(k);
     __syncthreads();
-    for (int job = threadIdx.x / 32; job < view.jobs(); job += threads / 32) view.template scan<32>(job, threadIdx.x % 32, nullptr);
+    for (int job = threadIdx.x / 32; job < view.jobs(); job += threads / 32) view.scan(job, threadIdx.x % 32);
     __syncthreads();
     const int parts = view.parts(n < threads ? static_cast<int>(threads / n) : 1);
-    for (int64_t t = threadIdx.x; t < parts * n; t += threads) view.gather(t % n, static_cast<int>(t / n), parts);
+    for (int64_t t = threadIdx.x; t < parts * n; t += threads) view.template gather<false>(t % n, static_cast<int>(t / n), parts);
     __syncthreads();
   }
 }

@@ -1,0 +1,393 @@
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <embedded_configs.h>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/names.h"
+#include "invattn/core/seed.h"
+#include "invattn/experiments/density.h"
+#include "invattn/experiments/density_data.h"
+#include "invattn/io/image_file.h"
+#include "invattn/nn/archive.h"
+#include "invattn/nn/flow.h"
+#include "invattn/ops/kernels.h"
+#include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
+#include "machine.h"
+
+namespace invattn::tool {
+namespace {
+
+constexpr int kInterrupted = 130;  // as shells count a Ctrl-C
+constexpr int64_t kMebibyte = 1 << 20;
+
+/// Of every subcommand.
+struct CommonArguments {
+  std::string data;
+  std::string device = "auto";
+  std::string kernels = "auto";
+  int64_t threads = 0;
+  bool json = false;
+
+  void add_to(CLI::App& command) {
+    command.add_option("--data", data, "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, eight-gaussians, two-moons, checkerboard");
+    command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
+    command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
+    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+    command.add_flag("--json", json, "Print the results as JSON");
+  }
+
+  at::Device apply() const {
+    if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+    use_kernels(parse_name<Kernels>(kernels, "density"));
+    return device_named(device, "density");
+  }
+};
+
+std::string number_text(const char* format, double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+nlohmann::ordered_json to_json(const DensityScore& score) {
+  const auto number = [](double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); };
+  return {{"bits", number(score.bits)},
+          {"standard_error", number(score.standard_error)},
+          {"images", score.images},
+          {"estimator", score.estimator},
+          {"inverse_images", score.inverse_images},
+          {"inverse_failures", score.inverse_failures},
+          {"inverse_error", number(score.inverse_error)},
+          {"iterations", score.iterations},
+          {"seconds", score.seconds}};
+}
+
+void print(const DensityScore& score, bool plane) {
+  std::cout << (plane ? "nats per point      " : "bits per dimension  ") << number_text("%.4f", score.bits) << " +- "
+            << number_text("%.4f", score.standard_error) << " (standard error, " << score.images << (plane ? " points" : " images") << ", "
+            << score.estimator << ")\n";
+  if (score.inverse_images > 0) {
+    std::cout << "inverse             " << score.inverse_images - score.inverse_failures << " of " << score.inverse_images
+              << " converged, largest error " << number_text("%.1e", score.inverse_error) << (plane ? "" : " of the pixels' range")
+              << ", at most " << score.iterations << " iterations of all blocks together\n";
+  }
+}
+
+/// A promised inverse that did not come true is an error, not a line in a table.
+void require_inverted(const DensityScore& score) {
+  if (score.inverse_failures == 0) return;
+  fail(ErrorKind::kNotConverged, "density", "expected every image to be undone, got ", score.inverse_failures, " of ", score.inverse_images,
+       " that were not. Was the flow trained under the guard? `invattn info MODEL` shows its certificates.");
+}
+
+std::filesystem::path fresh_folder() {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  std::string name(32, '\0');
+  name.resize(std::strftime(name.data(), name.size(), "density-%Y%m%d-%H%M%S", &parts));
+  return std::filesystem::path("runs") / name;
+}
+
+// ---- train
+
+struct TrainArguments : CommonArguments {
+  std::string config;
+  std::vector<std::string> assignments;
+  std::filesystem::path out;
+  double minutes = 0;
+  int64_t shard_megabytes = 0;
+  std::filesystem::path weights;
+  bool weights_only = false;
+  bool resume = false;
+  bool print_config = false;
+  bool keys = false;
+};
+
+DensityOptions resolve(const TrainArguments& arguments) {
+  DensityOptions options;
+  if (arguments.resume) {
+    read_toml_file(options, arguments.out / "config.toml");
+  } else if (!arguments.config.empty()) {
+    read_toml_file(options, arguments.config);
+  } else if (plane_of(arguments.data)) {
+    read_toml(options, kPlaneConfig, "the embedded plane.toml");
+  } else if (arguments.data.empty() || arguments.data == "synthetic") {
+    read_toml(options, kDensityDemoConfig, "the embedded demo.toml");
+  }
+  if (!arguments.data.empty()) options.data = arguments.data;
+  set_fields(options, arguments.assignments);
+  return options;
+}
+
+void train(TrainArguments arguments) {
+  if (arguments.keys) {
+    std::cout << field_reference<DensityOptions>();
+    return;
+  }
+  require(!arguments.resume || !arguments.out.empty(), "density", "expected the folder of the run to resume, got none. Name it by --out.");
+  const DensityOptions options = resolve(arguments);
+  if (arguments.print_config) {
+    std::cout << write_toml(options);
+    return;
+  }
+  const at::Device device = arguments.apply();
+  if (arguments.out.empty()) arguments.out = fresh_folder();
+  const std::string again = "invattn density train --resume --out " + arguments.out.string();
+  try {
+    const DensityOutcome outcome =
+        train_density(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
+                                .time_limit = 60 * arguments.minutes,
+                                .weights = arguments.weights,
+                                .weights_only = arguments.weights_only,
+                                .shard_bytes = arguments.shard_megabytes * kMebibyte});
+    if (!outcome.finished) {
+      std::cout << "Stopped by --time-limit after step " << outcome.step << " of " << options.steps
+                << "; everything is saved. Continue with: " << again << std::endl;
+      return;
+    }
+    if (arguments.json) {
+      std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
+    } else {
+      print(outcome.validation, plane_of(options.data).has_value());
+      for (const std::string& promise : outcome.promises) std::cout << "attention           " << promise << "\n";
+      std::cout << "Model: " << outcome.model.string() << "\nPicture: " << outcome.picture.string() << std::endl;
+    }
+    require_inverted(outcome.validation);
+  } catch (const Interrupted&) {
+    std::cerr << "\nStopped; everything is saved. Continue with: " << again << std::endl;
+    throw CLI::RuntimeError(kInterrupted);
+  }
+}
+
+// ---- what is done with a trained flow
+
+struct ModelArguments : CommonArguments {
+  std::filesystem::path model;
+  std::filesystem::path out;
+  int64_t seed = 0;
+  int64_t images = 0;
+  int64_t batch = 250;
+  int64_t inverse_images = 1000;
+  std::string estimator = "roulette";
+  int64_t terms = 5;
+  int64_t count = 64;
+  double temperature = 1;
+  int64_t steps = 8;
+  double tolerance = 1e-6;
+
+  void add_model(CLI::App& command) {
+    command.add_option("model", model, "model.safetensors of a run, or the folder of the run")->required();
+    command.add_option("--seed", seed, "Of images, noise, probes and latents")->capture_default_str();
+    add_to(command);
+  }
+};
+
+Flow load_flow(const ModelArguments& arguments, at::Device device) {
+  const auto path = std::filesystem::is_directory(arguments.model) ? arguments.model / "model.safetensors" : arguments.model;
+  const auto flow = std::dynamic_pointer_cast<FlowImpl>(load(path));
+  if (!flow) {
+    fail(ErrorKind::kData, path.string(), "expected a flow, got another model. `invattn info ", path.string(), "` says what it is.");
+  }
+  flow->to(device);
+  flow->eval();
+  return Flow(flow);
+}
+
+/// Test data of the size that the flow is for.
+at::Tensor test_data(const ModelArguments& arguments, const FlowImpl& flow, int64_t count) {
+  DensityOptions options{.data = arguments.data.empty() ? "synthetic" : arguments.data, .seed = arguments.seed, .flow = flow.options()};
+  const bool plane = plane_of(options.data).has_value();
+  require(plane == (flow.options().pixels == PixelTransform::kNone), "density", "expected data of the kind that the flow was trained on, ",
+          plane ? "images" : "points of the plane", ", got '", options.data, "'. Name it by --data.");
+  return load_test_data(options, count);
+}
+
+DensityScore score(const ModelArguments& arguments, const DensityEvaluation& evaluation, bool& plane) {
+  Flow flow = load_flow(arguments, arguments.apply());
+  plane = flow->options().pixels == PixelTransform::kNone;
+  const at::Tensor data = test_data(arguments, *flow, evaluation.images);
+  Progress progress;
+  return score_density(*flow.ptr(), data, evaluation, arguments.seed, [&progress](double fraction, const std::string& doing) {
+    progress.show(doing + number_text(" %.0f %%", 100 * std::min(fraction, 1.0)));
+  });
+}
+
+void evaluate(const ModelArguments& arguments) {
+  const DensityEvaluation evaluation{.log_det = {.estimator = parse_name<DensityEstimator>(arguments.estimator, "density eval"),
+                                                 .terms = arguments.terms,
+                                                 .minimum_terms = 10},
+                                     .images = arguments.images,
+                                     .batch = arguments.batch,
+                                     .inverse_images = arguments.inverse_images,
+                                     .tolerance = arguments.tolerance};
+  bool plane = false;
+  const DensityScore result = score(arguments, evaluation, plane);
+  if (arguments.json) {
+    std::cout << to_json(result).dump(1) << std::endl;
+  } else {
+    print(result, plane);
+  }
+  require_inverted(result);
+}
+
+void write_picture(const std::filesystem::path& path, const at::Tensor& picture) {
+  write_png(path, picture);
+  std::cout << "Picture: " << path.string() << std::endl;
+}
+
+void sample(const ModelArguments& arguments) {
+  Flow flow = load_flow(arguments, arguments.apply());
+  const Solution drawn =
+      flow->sample(arguments.count, arguments.temperature, arguments.seed, AndersonOptions{.tolerance = arguments.tolerance});
+  std::cout << drawn.report.brief() << "\n";
+  const auto columns = std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(arguments.count))));
+  write_picture(arguments.out,
+                flow->options().pixels == PixelTransform::kNone ? plane_picture(*flow.ptr(), drawn.x, 400) : picture_of(drawn.x, columns));
+  if (!drawn.report.usable()) {
+    fail(ErrorKind::kNotConverged, "density sample", "expected every sample to converge, got ", drawn.report.brief(),
+         ". Those that did not are grey in the picture.");
+  }
+}
+
+/// Between the latents of pairs of images along the great circle, which keeps their length what it is under a Gaussian.
+void interpolate(const ModelArguments& arguments) {
+  const at::NoGradGuard no_grad;
+  const at::Device device = arguments.apply();
+  Flow flow = load_flow(arguments, device);
+  require(flow->options().pixels != PixelTransform::kNone, "density interpolate", "expected a flow of images, got one of the plane.");
+  require(arguments.steps >= 2, "density interpolate", "expected --steps 2 or more, got ", arguments.steps, ".");
+  at::manual_seed(static_cast<uint64_t>(arguments.seed));
+  const at::Tensor x = flow_input(test_data(arguments, *flow, 2 * arguments.count).to(device), /*channels_last=*/false);
+  const at::Tensor z = flow->forward(x).flatten(1);
+  const at::Tensor from = z.slice(0, 0, arguments.count);
+  const at::Tensor to = z.slice(0, arguments.count);
+  const at::Tensor angle =
+      ((from * to).sum(1, /*keepdim=*/true) / (from.norm(2, {1}, true) * to.norm(2, {1}, true))).clamp(-0.9999, 0.9999).acos();
+  std::vector<at::Tensor> path;
+  for (int64_t i = 0; i < arguments.steps; ++i) {
+    const double t = static_cast<double>(i) / static_cast<double>(arguments.steps - 1);
+    path.push_back(((1 - t) * angle).sin() / angle.sin() * from + (t * angle).sin() / angle.sin() * to);
+  }
+  const at::Tensor latents = at::stack(path, 1).reshape({-1, z.size(1), 1, 1});
+  const Solution back = flow->inverse(latents, AndersonOptions{.tolerance = arguments.tolerance});
+  std::cout << back.report.brief() << "\n";
+  write_picture(arguments.out, picture_of(back.x, arguments.steps));
+  if (!back.report.usable()) {
+    fail(ErrorKind::kNotConverged, "density interpolate", "expected every image to converge, got ", back.report.brief(), ".");
+  }
+}
+
+/// Images, what comes back, and the difference a million times larger.
+void invert(const ModelArguments& arguments) {
+  const at::NoGradGuard no_grad;
+  const at::Device device = arguments.apply();
+  Flow flow = load_flow(arguments, device);
+  at::manual_seed(static_cast<uint64_t>(arguments.seed));
+  const at::Tensor x = flow_input(test_data(arguments, *flow, arguments.count).to(device), /*channels_last=*/false);
+  const Solution back = flow->inverse(flow->forward(x), AndersonOptions{.tolerance = arguments.tolerance});
+  const bool plane = flow->options().pixels == PixelTransform::kNone;
+  const double range = plane ? 1 : 256;
+  const double error = (back.x - x).abs().max().item<double>() / range;
+  if (arguments.json) {
+    std::cout << nlohmann::ordered_json{{"images", arguments.count},
+                                        {"converged", back.report.usable()},
+                                        {"largest_error", error},
+                                        {"report", back.report.brief()}}
+                     .dump(1)
+              << std::endl;
+  } else {
+    std::cout << back.report.brief() << "\nlargest error       " << number_text("%.1e", error) << (plane ? "" : " of the pixels' range")
+              << "\n";
+  }
+  if (!arguments.out.empty() && !plane) write_picture(arguments.out, picture_of(at::cat({x, back.x}), arguments.count));
+  if (!back.report.usable()) {
+    fail(ErrorKind::kNotConverged, "density invert", "expected every image to be undone, got ", back.report.brief(), ".");
+  }
+}
+
+void add_train(CLI::App& density) {
+  CLI::App* command = density.add_subcommand("train", "Train a flow by maximum likelihood; write a run folder");
+  auto arguments = std::make_shared<TrainArguments>();
+  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
+  arguments->add_to(*command);
+  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example flow.attention=none")
+      ->take_all();
+  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
+  command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
+  command->add_option("--shard-mb", arguments->shard_megabytes, "Write checkpoints as files of at most so many MiB")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
+  command->add_flag("--weights-only", arguments->weights_only,
+                    "With each checkpoint write weights.safetensors: the weights alone, in bfloat16");
+  command->add_flag("--resume", arguments->resume, "Go on with the run in --out (with --set, for example steps=…)");
+  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
+  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
+  command->callback([arguments] { train(*arguments); });
+}
+
+}  // namespace
+
+void add_density(CLI::App& tool) {
+  CLI::App* density = add_command(tool, "density", "Normalizing flows: train, evaluate, sample, interpolate, invert",
+                                  {{"invattn density train", "made images of 8 x 8, a minute"},
+                                   {"invattn density train --data two-moons", "a density of the plane, and its picture"},
+                                   {"invattn density eval RUN --data cifar10:DIR", "bits per dimension, unbiased"},
+                                   {"invattn density sample RUN --out samples.png", "images out of noise"}});
+  density->require_subcommand(1);
+  add_train(*density);
+
+  auto eval = std::make_shared<ModelArguments>();
+  CLI::App* command = density->add_subcommand("eval", "Bits per dimension on test data, and the largest error of the inverse");
+  eval->add_model(*command);
+  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::PositiveNumber);
+  command->add_option("--batch", eval->batch, "Images at a time")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--estimator", eval->estimator, "roulette (unbiased), series (as published: optimistic) or exact")
+      ->capture_default_str();
+  command->add_option("--terms", eval->terms, "Terms of the series")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--inverse-images", eval->inverse_images, "Images that are undone")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->callback([eval] { evaluate(*eval); });
+
+  const auto with_picture = [&](const char* name, const char* meaning, const char* file, auto run) {
+    auto arguments = std::make_shared<ModelArguments>();
+    arguments->out = file;
+    CLI::App* entry = density->add_subcommand(name, meaning);
+    arguments->add_model(*entry);
+    entry->add_option("--count", arguments->count, "How many")->check(CLI::Range(1, 10000))->capture_default_str();
+    entry->add_option("--tolerance", arguments->tolerance, "Of the inverse of each block")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    entry->add_option("--out", arguments->out, "PNG file")->capture_default_str();
+    entry->callback([arguments, run] { run(*arguments); });
+    return std::pair(entry, arguments);
+  };
+  const auto [draw, drawn] = with_picture("sample", "Images (or the density of the plane) out of noise", "samples.png", sample);
+  draw->add_option("--temperature", drawn->temperature, "The prior's deviation is multiplied by it")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  const auto [between, ends] = with_picture("interpolate", "Paths between the latents of test images", "paths.png", interpolate);
+  ends->count = 8;
+  between->add_option("--steps", ends->steps, "Images on a path")->capture_default_str();
+  const auto [undo, undone] = with_picture("invert", "Test images there and back", "inverse.png", invert);
+  undone->count = 16;
+}
+
+}  // namespace invattn::tool

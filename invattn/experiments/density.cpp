@@ -1,0 +1,106 @@
+#include "invattn/experiments/density.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numbers>
+#include <variant>
+
+#include "invattn/core/error.h"
+#include "invattn/core/seed.h"
+#include "invattn/experiments/density_data.h"
+#include "invattn/metrics/bits_per_dimension.h"
+#include "invattn/ops/full_precision.h"
+
+namespace invattn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTransform::kNone; }
+
+}  // namespace
+
+DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
+                           const DensityObserver& observer) {
+  options.validate();
+  const auto start = Clock::now();
+  const at::NoGradGuard no_grad;
+  const FullPrecision precise;
+  const at::Device device = flow.parameters().front().device();
+  const int64_t count = options.images > 0 ? std::min(options.images, data.size(0)) : data.size(0);
+  require(count > 1, "density", "expected at least two images, got ", count, ".");
+  const int64_t undone = std::min(options.inverse_images, count);
+  DensityScore score{.images = count, .estimator = describe(options.log_det.options()), .inverse_images = undone};
+  std::vector<at::Tensor> values;
+  for (int64_t first = 0; first < count; first += options.batch) {
+    const auto stream = static_cast<uint64_t>(seed) + static_cast<uint64_t>(first);
+    at::manual_seed(derive_seed(stream, "noise"));
+    const at::Tensor x = flow_input(data.slice(0, first, std::min(first + options.batch, count)).to(device), /*channels_last=*/false);
+    const auto probes = static_cast<int64_t>(derive_seed(stream, "probes") >> 1);
+    const at::Tensor log_prob = flow.log_prob(x, options.log_det.options(probes)).value;
+    values.push_back((is_plane(flow) ? -log_prob : bits_per_dimension(log_prob, flow.dimensions())).to(at::kDouble).cpu());
+    if (first < undone) {
+      const at::Tensor some = x.slice(0, 0, undone - first);
+      const Solution back = flow.inverse(flow.forward(some), AndersonOptions{.tolerance = options.tolerance});
+      for (const SampleStatus status : back.report.statuses) {
+        if (status != SampleStatus::kConverged && status != SampleStatus::kExact) ++score.inverse_failures;
+      }
+      score.iterations = std::max(score.iterations, back.report.most_iterations());
+      const double range = is_plane(flow) ? 1 : 256;
+      const double error = (back.x - some).abs().max().item<double>() / range;
+      score.inverse_error = std::isnan(error) ? error : std::max(score.inverse_error, error);
+    }
+    if (observer) observer(static_cast<double>(first + options.batch) / static_cast<double>(count), "evaluating");
+  }
+  const at::Tensor all = at::cat(values);
+  score.bits = all.mean().item<double>();
+  score.standard_error = all.std(/*unbiased=*/true).item<double>() / std::sqrt(static_cast<double>(count));
+  score.seconds = seconds_since(start);
+  return score;
+}
+
+at::Tensor picture_of(const at::Tensor& images, int64_t columns) {
+  constexpr int64_t kGap = 2;
+  require(images.dim() == 4 && images.size(0) > 0 && columns > 0, "density", "expected images to show, got ", images.sizes(), ".");
+  const at::Tensor pixels = at::nan_to_num(images.to(at::kCPU, at::kDouble), 128).floor().clamp(0, 255).to(at::kByte);
+  const int64_t height = pixels.size(2) + kGap;
+  const int64_t width = pixels.size(3) + kGap;
+  const int64_t rows = (pixels.size(0) + columns - 1) / columns;
+  at::Tensor sheet = at::full({3, rows * height + kGap, columns * width + kGap}, 255, at::kByte);
+  for (int64_t i = 0; i < pixels.size(0); ++i) {
+    sheet.narrow(1, kGap + (i / columns) * height, pixels.size(2)).narrow(2, kGap + (i % columns) * width, pixels.size(3)).copy_(pixels[i]);
+  }
+  return sheet;
+}
+
+at::Tensor plane_picture(FlowImpl& flow, const at::Tensor& points, int64_t pixels) {
+  constexpr double kEdge = 4.5;
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  const at::Tensor places = (at::arange(pixels, options) + 0.5) * (2 * kEdge / static_cast<double>(pixels)) - kEdge;
+  const at::Tensor grid = at::stack({places.repeat({pixels}), places.flip(0).repeat_interleave(pixels)}, 1);  // rows from the top
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& part : grid.split(1 << 14)) {
+    values.push_back(flow.log_prob(part.view({-1, 2, 1, 1}).to(flow.parameters().front().device()), ExactLogDet{}).value.cpu());
+  }
+  const at::Tensor density = at::cat(values).exp().view({pixels, pixels});
+  // Samples of the data as a histogram of the same pixels.
+  const at::Tensor cells = ((points.view({-1, 2}).cpu() + kEdge) * (static_cast<double>(pixels) / (2 * kEdge))).floor();
+  const at::Tensor inside = cells.ge(0).logical_and(cells.lt(pixels)).all(1);
+  const at::Tensor kept = cells.index({inside}).to(at::kLong);
+  at::Tensor histogram = at::zeros({pixels * pixels}, options);
+  histogram.index_add_(0, (pixels - 1 - kept.select(1, 1)) * pixels + kept.select(1, 0), at::ones({kept.size(0)}, options));
+  const auto shaded = [](const at::Tensor& values) {  // dark where there is much
+    const at::Tensor strength = (values / values.max().clamp_min(1e-12)).pow(0.5);
+    return (255 * (1 - at::stack({strength, 0.8 * strength, 0.35 * strength}))).clamp(0, 255).to(at::kByte);
+  };
+  return at::cat({shaded(histogram.view({pixels, pixels})), at::full({3, pixels, 4}, 255, at::kByte), shaded(density)}, 2);
+}
+
+}  // namespace invattn

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "invattn/experiments/density_options.h"
+#include "invattn/experiments/reconstruction.h"
+#include "invattn/solver/report.h"
+
+namespace invattn {
+
+/// How good a density is, and whether it can be undone.
+struct DensityScore {
+  double bits = 0;            ///< per dimension, mean over the images (points of the plane: nats per point)
+  double standard_error = 0;  ///< of that mean, estimator's noise included
+  int64_t images = 0;
+  std::string estimator{};
+  int64_t inverse_images = 0;
+  int64_t inverse_failures = 0;  ///< images whose inverse did not converge
+  double inverse_error = 0;      ///< largest |x - inverse(forward(x))|, as a part of the range of the pixels (of the plane: as it is)
+  int64_t iterations = 0;        ///< of all blocks together, at most
+  double seconds = 0;
+};
+
+/// What is being done, and how much of it is done.
+using DensityObserver = std::function<void(double fraction, const std::string& doing)>;
+
+/// Of images (N, C, H, W) uint8 or points (N, 2, 1, 1), on the device of the flow, in float32. The noise of the pixels and the probes follow
+/// from `seed`.
+DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
+                           const DensityObserver& observer = {});
+
+/// Images side by side as one, (3, H, W) uint8, from x of a flow (N, C, H, W), 0..256; what is not a number is grey.
+at::Tensor picture_of(const at::Tensor& images, int64_t columns);
+
+/// The density of a flow of the plane over [-4.5, 4.5]^2 beside samples of the data, (3, H, W) uint8.
+at::Tensor plane_picture(FlowImpl& flow, const at::Tensor& points, int64_t pixels);
+
+struct DensityRun {
+  RunSettings run{};
+  double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
+  std::filesystem::path weights{};  ///< a checkpoint whose weights a new training starts from
+  bool weights_only = false;        ///< with each checkpoint also weights.safetensors: the weights alone, in bfloat16
+  int64_t shard_bytes = 0;          ///< of checkpoints; 0: one file
+};
+
+struct DensityOutcome {
+  bool finished = false;  ///< false: the time limit came first
+  int64_t step = 0;
+  DensityScore validation{};            ///< of the finished flow, on the images held out
+  std::vector<std::string> promises{};  ///< the certificates of its attention blocks
+  std::filesystem::path model{};
+  std::filesystem::path picture{};
+};
+
+/// Trains a flow and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, samples/, and at the end
+/// model.safetensors and results.json. A run that is resumed may have more steps than before. Ctrl-C stops between two steps, with everything saved, by the exception Interrupted. A loss that is
+/// not a number takes the training back to its last checkpoint with half the learning rate; the third time it is an Error(kNotConverged).
+DensityOutcome train_density(const DensityOptions& options, const DensityRun& run);
+
+}  // namespace invattn

@@ -1,0 +1,463 @@
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numbers>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/seed.h"
+#include "invattn/core/version.h"
+#include "invattn/experiments/density.h"
+#include "invattn/experiments/density_data.h"
+#include "invattn/io/atomic_file.h"
+#include "invattn/io/image_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/nn/archive.h"
+#include "invattn/train/captured_step.h"
+#include "invattn/train/checkpoint.h"
+#include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
+
+namespace invattn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kOrigin = "density";
+constexpr int kBackOffs = 3;        // times that a training that went astray starts again from its last checkpoint
+constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
+constexpr int64_t kPlanePixels = 200;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string number_text(const char* format, double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); }
+
+/// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
+class FastConvolutions {
+ public:
+  explicit FastConvolutions(bool tf32)
+      : convolutions_(at::globalContext().allowTF32CuDNN()),
+        products_(at::globalContext().allowTF32CuBLAS()),
+        tries_(at::globalContext().benchmarkCuDNN()) {
+    at::globalContext().setAllowTF32CuDNN(tf32);
+    at::globalContext().setAllowTF32CuBLAS(tf32);
+    at::globalContext().setBenchmarkCuDNN(true);
+  }
+  ~FastConvolutions() {
+    at::globalContext().setAllowTF32CuDNN(convolutions_);
+    at::globalContext().setAllowTF32CuBLAS(products_);
+    at::globalContext().setBenchmarkCuDNN(tries_);
+  }
+  FastConvolutions(const FastConvolutions&) = delete;
+  FastConvolutions& operator=(const FastConvolutions&) = delete;
+
+ private:
+  bool convolutions_;
+  bool products_;
+  bool tries_;
+};
+
+/// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient, largest local constant.
+enum Figure { kBits, kPenalty, kGradientNorm, kLargest, kFigures };
+
+class Training {
+ public:
+  Training(const DensityOptions& options, const DensityRun& run)
+      : options_(options), run_(run), folder_(run.run.folder), device_(run.run.device), plane_(plane_of(options.data).has_value()) {
+    open_folder();
+    auto data = load_training_data(options);
+    validation_ = std::move(data.validation);
+    train_ = data.train.to(device_);
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
+    flow_ = Flow(options.flow);
+    if (!run.weights.empty()) start_from(run.weights);
+    flow_->to(device_);
+    optimizer_ = std::make_unique<Optimizer>(*flow_, options.optimizer);
+    guard_ = std::make_unique<Guard>(*flow_, options.guard);
+    numbers_ = at::zeros({options.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
+    sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
+    if (std::filesystem::exists(checkpoint_path())) restore();
+    trim_metrics();
+  }
+
+  DensityOutcome run() {
+    const InterruptWatch watch;
+    const auto start = Clock::now();
+    const double before = seconds_;
+    const TimeLeft time(static_cast<double>(options_.steps));
+    const int64_t first = step_;
+    auto saved = start;
+    auto fast = std::make_unique<FastConvolutions>(options_.precision == DensityPrecision::kTf32);
+    flow_->train();
+    progress_.keep("Training on " + std::to_string(train_.size(0)) + (plane_ ? " points, " : " images, ") + std::to_string(parameters()) +
+                   " weights, " + std::to_string(guard_->size()) + " guarded attention block" + (guard_->size() == 1 ? "" : "s") + ", on " +
+                   device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
+    while (step_ < options_.steps) {
+      take_step();
+      ++step_;
+      const bool last = step_ == options_.steps;
+      if (step_ % options_.report_every == 0) {
+        seconds_ = before + seconds_since(start);
+        if (!report(first, start, time)) {
+          back_off();
+          continue;
+        }
+      }
+      if (!last && options_.evaluate_every > 0 && step_ % options_.evaluate_every == 0) {
+        fast.reset();
+        look();
+        fast = std::make_unique<FastConvolutions>(options_.precision == DensityPrecision::kTf32);
+      }
+      const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
+      if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {
+        seconds_ = before + seconds_since(start);
+        if (!finite()) {
+          back_off();
+          continue;
+        }
+        save_training();
+        saved = Clock::now();
+        InterruptWatch::check();
+        if (out_of_time && !last) return {.finished = false, .step = step_};
+      }
+    }
+    fast.reset();
+    return finish();
+  }
+
+ private:
+  std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
+
+  void open_folder() const {
+    std::error_code error;
+    std::filesystem::create_directories(folder_ / "samples", error);
+    if (error) {
+      fail(ErrorKind::kData, kOrigin, "expected to make the folder '", folder_.string(), "', which failed: ", error.message(),
+           ". Name another by --out.");
+    }
+    const std::filesystem::path config = folder_ / "config.toml";
+    if (std::filesystem::exists(config)) {
+      require(run_.run.resume, kOrigin, "expected a folder without a run, got '", folder_.string(),
+              "', which holds one. Continue it with --resume, or name another folder by --out.");
+    } else {
+      require(!run_.run.resume, kOrigin, "expected a run to resume in '", folder_.string(),
+              "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
+    }
+    write_file_atomically(config, write_toml(options_), kOrigin);  // a resumed run may have more steps than before
+  }
+
+  int64_t parameters() const {
+    int64_t count = 0;
+    for (const at::Tensor& parameter : flow_->parameters()) count += parameter.numel();
+    return count;
+  }
+
+  /// Weights of another training: the averaged ones where it had such.
+  void start_from(const std::filesystem::path& path) {
+    const Checkpoint checkpoint = load_checkpoint(path);
+    restore_network(checkpoint, *flow_, path.string());
+    restore_average(checkpoint, *flow_, path.string());
+  }
+
+  // ---- one step
+
+  /// The order of an epoch follows from its number; the last images of one that do not fill a batch are left to another epoch.
+  void choose_batch() {
+    const int64_t per_epoch = std::max<int64_t>(1, train_.size(0) / options_.batch);
+    const int64_t epoch = step_ / per_epoch;
+    if (epoch != epoch_) {
+      auto generator = at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "epoch " + std::to_string(epoch)));
+      order_ = at::randperm(train_.size(0), generator).to(device_);
+      if (order_.size(0) < options_.batch) order_ = order_.repeat({(options_.batch + order_.size(0) - 1) / order_.size(0)});
+      epoch_ = epoch;
+    }
+    numbers_.copy_(order_.narrow(0, (step_ % per_epoch) * options_.batch, options_.batch));
+  }
+
+  void set_learning_rate() {
+    const double warmth =
+        options_.warm_up > 0 ? std::min(1.0, static_cast<double>(step_ + 1) / static_cast<double>(options_.warm_up)) : 1.0;
+    const double wanted = options_.optimizer.learning_rate * warmth * caution_;
+    if (wanted != optimizer_->options().learning_rate) optimizer_->set_learning_rate(wanted);
+  }
+
+  void take_step() {
+    choose_batch();
+    set_learning_rate();
+    const std::string place = "step " + std::to_string(step_);
+    int64_t terms = 0;
+    if (options_.log_det.estimator == DensityEstimator::kRoulette) {
+      const auto roulette = std::get<RouletteLogDet>(options_.log_det.options());
+      terms = draw_terms(roulette, at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "terms " + place)));
+    }
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), place));  // so that nothing of it has to be remembered
+    // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
+    constexpr int64_t kManyTerms = 24;
+    const bool captured = options_.capture && options_.log_det.estimator != DensityEstimator::kExact && terms <= kManyTerms;
+    if (!captured) {
+      work(terms);
+      return;
+    }
+    auto& step = steps_[terms];
+    if (!step) {
+      const CapturedStep* other = nullptr;
+      for (const auto& [number, known] : steps_) other = known ? known.get() : other;
+      step = std::make_unique<CapturedStep>(
+          device_, [this, terms] { work(terms); }, other);
+    }
+    (*step)();
+  }
+
+  void work(int64_t terms) {
+    optimizer_->zero_grad();
+    const at::Tensor some = train_.index_select(0, numbers_);
+    const at::Tensor x = flow_input(plane_ ? some : augmented(some, options_.flip, options_.crop), options_.channels_last);
+    const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
+    const at::Tensor loss = -log_prob / unit();
+    const at::Tensor penalty = guard_->penalty();
+    (loss + penalty.to(device_)).backward();
+    optimizer_->step();
+    const at::NoGradGuard no_grad;
+    const auto or_zero = [&](const at::Tensor& value) {
+      return value.defined() ? value.detach().to(at::kFloat) : at::zeros({}, sums_.options());
+    };
+    sums_.add_(at::stack({or_zero(loss), or_zero(penalty.to(device_)), or_zero(optimizer_->gradient_norm()), or_zero(guard_->largest())}));
+  }
+
+  /// Images are measured in bits per dimension, points of the plane in nats.
+  double unit() const { return plane_ ? 1.0 : static_cast<double>(flow_->dimensions()) * std::numbers::ln2; }
+  const char* unit_name() const { return plane_ ? "nats" : "bits/dim"; }
+
+  // ---- looking at it
+
+  bool finite() const { return sums_.isfinite().all().item<bool>(); }
+
+  /// False where the training has gone astray.
+  bool report(int64_t first, Clock::time_point start, const TimeLeft& time) {
+    const at::Tensor means = (sums_ / static_cast<double>(options_.report_every)).cpu();
+    if (!means.isfinite().all().item<bool>()) return false;
+    sums_.zero_();
+    const auto mean = [&means](Figure figure) { return static_cast<double>(means[figure].item<float>()); };
+    const double speed = static_cast<double>(step_ - first) / std::max(seconds_since(start), 1e-9);
+    append({{"step", step_},
+            {"bits", number(mean(kBits))},
+            {"penalty", number(mean(kPenalty))},
+            {"gradient_norm", number(mean(kGradientNorm))},
+            {"largest", number(mean(kLargest))},
+            {"learning_rate", optimizer_->options().learning_rate},
+            {"seconds", number(seconds_)}});
+    const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
+    progress_.show("step " + std::to_string(step_) + " of " + std::to_string(options_.steps) + ": " + number_text("%.4f ", mean(kBits)) +
+                   unit_name() + (guard_->size() > 0 ? number_text(", largest local constant %.3f", mean(kLargest)) : "") +
+                   number_text(", %.1f steps/s", speed) + (left.empty() ? "" : ", " + left));
+    return true;
+  }
+
+  void append(const ordered_json& line) const {
+    std::ofstream out(folder_ / "metrics.jsonl", std::ios::app);
+    out << line << std::endl;
+    if (!out) {
+      fail(ErrorKind::kData, kOrigin, "expected to write '", (folder_ / "metrics.jsonl").string(),
+           "', which failed. Make room on the disk, then --resume.");
+    }
+  }
+
+  /// Lines that a resumed training will write again are left out.
+  void trim_metrics() const {
+    std::ifstream in(folder_ / "metrics.jsonl");
+    std::string kept;
+    for (std::string line; std::getline(in, line);) {
+      const json entry = json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && entry["step"].get<int64_t>() <= step_)
+        kept += line + "\n";
+    }
+    write_file_atomically(folder_ / "metrics.jsonl", kept, kOrigin);
+  }
+
+  /// The held-out images and some samples, by the averaged weights where there are such.
+  void look() {
+    optimizer_->swap_average();
+    flow_->eval();
+    const DensityScore score = score_validation(std::min<int64_t>(options_.validation_images, 500));
+    append({{"step", step_}, {"validation", number(score.bits)}, {"validation_error", number(score.standard_error)}});
+    const std::filesystem::path path = draw_samples();
+    progress_.keep("step " + std::to_string(step_) + ": " + number_text("%.4f", score.bits) +
+                   number_text(" +- %.4f ", score.standard_error) + unit_name() + " on " + std::to_string(score.images) + " held-out " +
+                   (plane_ ? "points" : "images") + ", samples in " + path.string());
+    flow_->train();
+    optimizer_->swap_average();
+  }
+
+  DensityScore score_validation(int64_t undone) {
+    DensityEvaluation evaluation = options_.evaluation;
+    evaluation.images = 0;
+    evaluation.inverse_images = undone;
+    return score_density(*flow_, validation_, evaluation, options_.seed, {});
+  }
+
+  std::filesystem::path draw_samples() {
+    std::string name = std::to_string(step_);
+    name.insert(0, name.size() < 7 ? 7 - name.size() : 0, '0');
+    std::filesystem::path path = folder_ / "samples" / (name + ".png");
+    if (plane_) {
+      write_png(path, plane_picture(*flow_, train_.slice(0, 0, 20000), kPlanePixels));
+    } else if (options_.samples > 0) {
+      const Solution drawn = flow_->sample(options_.samples, options_.temperature, options_.seed);
+      if (!drawn.report.usable()) progress_.keep("samples: " + drawn.report.brief());
+      write_png(path, picture_of(drawn.x, std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(options_.samples))))));
+    }
+    return path;
+  }
+
+  // ---- saving
+
+  void save_training() {
+    Checkpoint checkpoint;
+    add_training(checkpoint, *flow_, *optimizer_);
+    for (const auto& [name, tensor] : guard_->state()) checkpoint.tensors.emplace("guard." + name, tensor);
+    checkpoint.tensors.emplace("sums", sums_);
+    checkpoint.notes["progress"] =
+        ordered_json{{"step", step_}, {"seconds", seconds_}, {"caution", caution_}, {"back_offs", back_offs_}}.dump();
+    save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = run_.shard_bytes});
+    if (run_.weights_only) save_checkpoint(folder_ / "weights.safetensors", weights_only(checkpoint), {.shard_bytes = run_.shard_bytes});
+  }
+
+  void restore() {
+    const std::string origin = checkpoint_path().string();
+    const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
+    restore_training(checkpoint, *flow_, *optimizer_, origin);
+    guard_->restore(tensors_below(checkpoint.tensors, "guard."));
+    const auto sums = checkpoint.tensors.find("sums");
+    const auto note = checkpoint.notes.find("progress");
+    try {
+      sums_.copy_(sums->second);
+      const json progress = parse_json(note->second, origin);
+      step_ = progress.at("step").get<int64_t>();
+      seconds_ = progress.at("seconds").get<double>();
+      caution_ = progress.at("caution").get<double>();
+      back_offs_ = progress.at("back_offs").get<int>();
+    } catch (const std::exception&) {
+      fail(ErrorKind::kData, origin, "expected the checkpoint of a density training, got one without its progress. Start the run afresh.");
+    }
+    epoch_ = -1;
+  }
+
+  /// Back to where all was well, with shorter steps.
+  void back_off() {
+    const int64_t astray = step_;
+    require_recoverable(astray);
+    const double caution = caution_ / 2;
+    const int times = back_offs_ + 1;
+    restore();
+    caution_ = caution;
+    back_offs_ = times;
+    trim_metrics();
+    progress_.keep("The loss was not a number at step " + std::to_string(astray) + ": back to step " + std::to_string(step_) +
+                   ", with half the learning rate.");
+  }
+
+  void require_recoverable(int64_t astray) const {
+    if (back_offs_ < kBackOffs && std::filesystem::exists(checkpoint_path())) return;
+    fail(ErrorKind::kNotConverged, kOrigin, "expected a finite loss, got one that is not a number by step ", astray,
+         back_offs_ > 0 ? ", after " + std::to_string(back_offs_) + " returns to the last checkpoint" : ", before the first checkpoint",
+         ". Lower optimizer.learning_rate or optimizer.clip_norm, or raise warm_up.");
+  }
+
+  // ---- the end
+
+  DensityOutcome finish() {
+    optimizer_->swap_average();
+    flow_->eval();
+    DensityOutcome outcome{.finished = true, .step = step_};
+    const auto names = train_.slice(0, 0, kMeasured).split(64);
+    std::vector<at::Tensor> batches;
+    batches.reserve(names.size());
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "measure"));
+    for (const at::Tensor& part : names) batches.push_back(flow_input(part, /*channels_last=*/false));
+    if (guard_->size() > 0) {
+      progress_.show("measuring the local constants of the attention");
+      for (const Certificate& certificate :
+           guard_->finish([this](const at::Tensor& x) { flow_->forward(x); }, batches, "training images")) {
+        outcome.promises.push_back(certificate.text());
+      }
+    }
+    outcome.model = folder_ / "model.safetensors";
+    invattn::save(outcome.model, *flow_);
+    outcome.validation = score_validation(options_.evaluation.inverse_images);
+    outcome.picture = draw_samples();
+    const DensityScore& score = outcome.validation;
+    const ordered_json results{
+        {"finished", true},
+        {"data", options_.data},
+        {"steps", step_},
+        {"seconds", number(seconds_)},
+        {"parameters", parameters()},
+        {"unit", unit_name()},
+        {"validation",
+         {{"bits", number(score.bits)},
+          {"standard_error", number(score.standard_error)},
+          {"images", score.images},
+          {"estimator", score.estimator},
+          {"inverse_images", score.inverse_images},
+          {"inverse_failures", score.inverse_failures},
+          {"inverse_error", number(score.inverse_error)},
+          {"iterations", score.iterations}}},
+        {"certificates", outcome.promises},
+        {"made_with", {{"command", run_.run.command}, {"invattn", kVersion}, {"torch", kTorchVersion}, {"device", device_.str()}}}};
+    write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    return outcome;
+  }
+
+  const DensityOptions& options_;
+  const DensityRun& run_;
+  std::filesystem::path folder_;
+  at::Device device_;
+  bool plane_;
+  at::Tensor train_;       // on the device
+  at::Tensor validation_;  // on the CPU
+  Flow flow_{nullptr};
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Guard> guard_;
+  at::Tensor numbers_;  // (batch) int64: the images of the step
+  at::Tensor order_;    // of the epoch
+  int64_t epoch_ = -1;
+  at::Tensor sums_;                                         // (kFigures), since the last report
+  std::map<int64_t, std::unique_ptr<CapturedStep>> steps_;  // by number of terms
+  int64_t step_ = 0;
+  double seconds_ = 0;  // of training, over all processes
+  double caution_ = 1;  // times the learning rate
+  int back_offs_ = 0;
+  Progress progress_;
+};
+
+}  // namespace
+
+DensityOutcome train_density(const DensityOptions& options, const DensityRun& run) {
+  options.validate();
+  return Training(options, run).run();
+}
+
+}  // namespace invattn

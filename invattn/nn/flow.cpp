@@ -1,0 +1,280 @@
+#include "invattn/nn/flow.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numbers>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/nn/actnorm.h"
+#include "invattn/nn/residual.h"
+
+namespace invattn {
+namespace {
+
+constexpr const char* kOrigin = "FlowOptions";
+constexpr double kLevels = 256;
+
+AttentionKind kind_of(FlowAttention attention) {
+  switch (attention) {
+    case FlowAttention::kGaussian:
+      return AttentionKind::kGaussian;
+    case FlowAttention::kEmbeddedGaussian:
+      return AttentionKind::kEmbeddedGaussian;
+    case FlowAttention::kDotProduct:
+      return AttentionKind::kDotProduct;
+    default:
+      return AttentionKind::kConcatenation;
+  }
+}
+
+AttentionOptions attention_options(const FlowOptions& options, int64_t channels) {
+  auto result = attention_preset(options.attention_preset, kind_of(options.attention), channels);
+  result.constant = options.constant;
+  if (result.policy == Policy::kStrict) {  // a flow has to be invertible everywhere
+    result.radius = options.attention_radius;
+    result.outside = Outside::kClip;
+  }
+  return result;
+}
+
+int64_t attention_count(const FlowOptions& options, std::size_t scale) {
+  return options.attention != FlowAttention::kNone && scale < options.attention_blocks.size() ? options.attention_blocks[scale] : 0;
+}
+
+at::Tensor flattened(const at::Tensor& y) { return y.reshape({y.size(0), y.size(1) * y.size(2) * y.size(3), 1, 1}); }
+
+}  // namespace
+
+void FlowOptions::validate() const {
+  require(channels > 0 && height > 0 && width > 0, kOrigin, "expected positive channels, height and width, got ", channels, ", ", height,
+          " and ", width, ".");
+  require(alpha > 0 && alpha < 0.5, kOrigin, "expected alpha between 0 and 0.5, got ", alpha, ".");
+  require(!blocks.empty(), kOrigin, "expected the number of blocks of at least one scale, got none.");
+  for (const auto* counts : {&blocks, &attention_blocks}) {
+    for (const auto count : *counts) require(count >= 0, kOrigin, "expected numbers of blocks of 0 or more, got ", count, ".");
+  }
+  require(attention_blocks.size() <= blocks.size(), kOrigin, "expected attention_blocks for at most ", blocks.size(), " scales, got ",
+          attention_blocks.size(), ".");
+  require(attention_preset != AttentionPreset::kPlain, kOrigin,
+          "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
+  require(std::isfinite(attention_radius) && attention_radius > 0, kOrigin, "expected a positive attention_radius, got ", attention_radius,
+          ".");
+  const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
+  require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
+          "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
+          ". Crop or pad the images, or use fewer scales.");
+  require(!split || blocks.size() == 1 || squeeze || channels % 2 == 0, kOrigin, "expected an even number of channels to split, got ",
+          channels, ". Turn squeeze on or split off.");
+}
+
+FlowOptions flow_preset(FlowPreset preset) {
+  switch (preset) {
+    case FlowPreset::kImproved:
+      return {.pixels = PixelTransform::kLogit, .activation = Activation::kLipSwish, .constant = 0.98, .attention_blocks = {1, 1, 1}};
+    case FlowPreset::kPlane:
+      return {.channels = 2,
+              .height = 1,
+              .width = 1,
+              .pixels = PixelTransform::kNone,
+              .squeeze = false,
+              .blocks = {16},
+              .split = false,
+              .hidden = 64,
+              .kernel = 1,
+              .activation = Activation::kLipSwish,
+              .constant = 0.98,
+              .attention = FlowAttention::kNone,
+              .attention_blocks = {}};
+    default:
+      return {};
+  }
+}
+
+FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
+  options_.validate();
+  auto [channels, height, width] = std::array{options_.channels, options_.height, options_.width};
+  for (std::size_t i = 0; i < options_.blocks.size(); ++i) {
+    const bool squeezes = i > 0 || options_.squeeze;
+    if (squeezes) {
+      channels *= 4;
+      height /= 2;
+      width /= 2;
+    }
+    auto blocks = std::make_shared<SequentialImpl>();
+    blocks->recompute(options_.recompute);
+    const auto add = [&, inside = channels](std::shared_ptr<BranchImpl> branch) {
+      auto block = std::make_shared<SequentialImpl>();
+      if (options_.actnorm) block->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = inside}));
+      block->push_back(std::make_shared<InvertibleResidualImpl>(std::move(branch)));
+      blocks->push_back(block);
+    };
+    for (int64_t block = 0; block < options_.blocks[i]; ++block) {
+      add(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = channels,
+                                                               .height = height,
+                                                               .width = width,
+                                                               .hidden = options_.hidden,
+                                                               .kernel = options_.kernel,
+                                                               .layers = options_.layers,
+                                                               .activation = options_.activation,
+                                                               .constant = options_.constant,
+                                                               .tolerance = options_.tolerance,
+                                                               .iterations = options_.iterations}));
+    }
+    for (int64_t block = 0; block < attention_count(options_, i); ++block) {
+      add(std::make_shared<AttentionImpl>(attention_options(options_, channels)));
+    }
+    register_module("scale" + std::to_string(i), blocks);
+    const bool splits = options_.split && i + 1 < options_.blocks.size();
+    scales_.push_back({squeezes, std::move(blocks), {channels, height, width}, splits ? channels / 2 : channels});
+    channels = scales_.back().kept;
+  }
+  mean_ = at::zeros({dimensions()});
+  log_deviation_ = at::zeros({dimensions()});
+  if (options_.prior == FlowPrior::kLearned) {
+    register_parameter("prior_mean", mean_);
+    register_parameter("prior_log_deviation", log_deviation_);
+  } else {
+    register_buffer("prior_mean", mean_);
+    register_buffer("prior_log_deviation", log_deviation_);
+  }
+}
+
+void FlowImpl::check(const at::Tensor& x) const {
+  require_images(x, "Flow");
+  require(x.size(1) == options_.channels && x.size(2) == options_.height && x.size(3) == options_.width, "Flow", "expected images (B, ",
+          options_.channels, ", ", options_.height, ", ", options_.width, "), got ", x.sizes(),
+          ". A flow is made for one size: crop or resize the images, or make another flow.");
+  require(x.scalar_type() == mean_.scalar_type() && x.device() == mean_.device(), "Flow", "expected the type and device of the weights, ",
+          mean_.scalar_type(), " on ", mean_.device(), ", got ", x.scalar_type(), " on ", x.device(), ". Convert one of them with .to(…).");
+}
+
+at::Tensor FlowImpl::transform(const at::Tensor& x) const {
+  if (options_.pixels == PixelTransform::kNone) return x;
+  if (options_.pixels == PixelTransform::kCentre) return x / kLevels - 0.5;
+  return at::logit(options_.alpha + (1 - 2 * options_.alpha) / kLevels * x);
+}
+
+at::Tensor FlowImpl::transform_log_det(const at::Tensor& x) const {
+  const auto dimension = static_cast<double>(dimensions());
+  if (options_.pixels == PixelTransform::kNone) return at::zeros({x.size(0)}, x.options());
+  if (options_.pixels == PixelTransform::kCentre) return at::full({x.size(0)}, -dimension * std::log(kLevels), x.options());
+  const auto slope = (1 - 2 * options_.alpha) / kLevels;
+  const auto s = options_.alpha + slope * x;
+  return dimension * std::log(slope) - (s * (1 - s)).log().flatten(1).sum(1);
+}
+
+at::Tensor FlowImpl::invert_transform(const at::Tensor& y) const {
+  if (options_.pixels == PixelTransform::kNone) return y;
+  if (options_.pixels == PixelTransform::kCentre) return (y + 0.5) * kLevels;
+  return (at::sigmoid(y) - options_.alpha) * (kLevels / (1 - 2 * options_.alpha));
+}
+
+template <class Visit>
+at::Tensor FlowImpl::run(const at::Tensor& x, Visit&& visit) {
+  check(x);
+  auto y = transform(x);
+  std::vector<at::Tensor> latents;
+  for (std::size_t i = 0; i < scales_.size(); ++i) {
+    if (scales_[i].squeezes) y = squeeze_.forward(y);
+    y = visit(i, y);
+    const auto done = y.size(1) - scales_[i].kept;
+    if (done > 0) latents.push_back(flattened(y.narrow(1, scales_[i].kept, done)));
+    y = y.narrow(1, 0, scales_[i].kept);
+  }
+  latents.push_back(flattened(y));
+  return at::cat(latents, 1);
+}
+
+at::Tensor FlowImpl::forward(const at::Tensor& x) {
+  return run(x, [this](std::size_t i, const at::Tensor& y) { return scales_[i].blocks->forward(y); });
+}
+
+std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+  check(x);
+  auto total = exact_log_det(transform_log_det(x));
+  auto z = run(x, [&](std::size_t i, const at::Tensor& y) {
+    auto [next, part] = scales_[i].blocks->forward_log_det(y, options_for_part(options, i));
+    total.value = total.value + part.value;
+    total.standard_error = at::hypot(total.standard_error, part.standard_error);
+    total.sign = total.sign * part.sign;
+    return next;
+  });
+  return {z, total};
+}
+
+Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {
+  require_images(z, "Flow");
+  require(z.size(1) == dimensions() && z.size(2) == 1 && z.size(3) == 1, "Flow", "expected latents (B, ", dimensions(), ", 1, 1), got ",
+          z.sizes(), ". Pass what forward() returned.");
+  at::NoGradGuard no_grad;
+  std::vector<InverseReport> reports;
+  auto rest = z.detach();
+  at::Tensor y;
+  for (auto scale = scales_.rbegin(); scale != scales_.rend(); ++scale) {
+    // The scale's own latents are the last ones that are left.
+    const auto [channels, height, width] = std::array{scale->shape[0], scale->shape[1], scale->shape[2]};
+    const auto own = (scale == scales_.rbegin() ? channels : channels - scale->kept) * height * width;
+    const auto latents = rest.narrow(1, rest.size(1) - own, own).reshape({z.size(0), own / (height * width), height, width});
+    rest = rest.narrow(1, 0, rest.size(1) - own);
+    y = y.defined() ? at::cat({y, latents}, 1) : latents;
+    auto solution = scale->blocks->inverse(y, options);
+    y = scale->squeezes ? squeeze_.inverse(solution.x).x : solution.x;
+    reports.push_back(std::move(solution.report));
+  }
+  return {invert_transform(y), InverseReport::combine(std::move(reports))};
+}
+
+LogProb FlowImpl::log_prob(const at::Tensor& x, const LogDetOptions& options) {
+  check(x);
+  if (x.numel() > 0 && (!is_training() || x.is_cpu())) {
+    const auto [smallest, largest] = at::aminmax(x.detach());
+    const auto [low, high] = std::pair{smallest.item<double>(), largest.item<double>()};
+    require(std::isfinite(low) && std::isfinite(high), "Flow", "expected finite images, got NaN or infinity.");
+    require(options_.pixels == PixelTransform::kNone || (low >= 0 && high <= kLevels), "Flow", "expected grey levels from 0 to 256, got ",
+            low, " to ", high, ". Pass pixels as they are, with noise, not scaled.");
+  }
+  auto [z, log_det] = forward_log_det(x, options);
+  const auto standardised = (z.flatten(1) - mean_) * (-log_deviation_).exp();
+  const auto of_latents =
+      -0.5 * standardised.square().sum(1) - log_deviation_.sum() - 0.5 * static_cast<double>(dimensions()) * std::log(2 * std::numbers::pi);
+  return {.value = of_latents + log_det.value, .standard_error = log_det.standard_error};
+}
+
+at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, int64_t seed) const {
+  require(count >= 0, "Flow", "expected a number of samples, got ", count, ".");
+  require(temperature >= 0 && std::isfinite(temperature), "Flow", "expected a temperature of 0 or more, got ", temperature, ".");
+  at::NoGradGuard no_grad;
+  const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  const auto noise = at::randn({count, dimensions()}, generator, mean_.options().device(at::kCPU)).to(mean_.device());
+  return (mean_ + temperature * log_deviation_.exp() * noise).view({count, dimensions(), 1, 1});
+}
+
+Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const SolverOptions& options) {
+  auto solution = inverse(draw_latents(count, temperature, seed), options);
+  const auto& statuses = solution.report.statuses;
+  for (std::size_t i = 0; i < statuses.size(); ++i) {
+    const bool found = statuses[i] == SampleStatus::kConverged || statuses[i] == SampleStatus::kExact;
+    if (!found) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  return solution;
+}
+
+void FlowImpl::project() {
+  for (const auto& scale : scales_) scale.blocks->project();
+}
+
+std::string FlowImpl::describe() const { return nlohmann::json{{"type", "flow"}, {"options", fields_to_json(options_)}}.dump(); }
+
+void FlowImpl::pretty_print(std::ostream& stream) const { stream << "Flow(" << print_fields(options_) << ")"; }
+
+}  // namespace invattn

@@ -1,0 +1,203 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/fields.h"
+#include "invattn/nn/attention.h"
+#include "invattn/nn/bijection.h"
+#include "invattn/nn/convolution.h"
+#include "invattn/nn/sequential.h"
+#include "invattn/nn/squeeze.h"
+
+namespace invattn {
+
+/// What a flow does with its input before anything else.
+enum class PixelTransform {
+  kNone,    ///< nothing: any numbers
+  kCentre,  ///< x / 256 - 0.5, of grey levels 0..256
+  kLogit,   ///< log(s / (1 - s)) with s = alpha + (1 - 2 alpha) x / 256: no probability lies outside the grey levels (but for alpha)
+};
+
+/// The kinds of attention, or none.
+enum class FlowAttention { kNone, kGaussian, kEmbeddedGaussian, kDotProduct, kConcatenation };
+
+/// The distribution of the latents.
+enum class FlowPrior {
+  kLearned,   ///< a Gaussian with a mean and a standard deviation for each of them, learned; starts as the standard normal
+  kStandard,  ///< the standard normal
+};
+
+template <>
+struct EnumNames<PixelTransform> {
+  static constexpr std::string_view kWhat = "a transform of the pixels";
+  static constexpr std::array<std::pair<PixelTransform, std::string_view>, 3> kNames{
+      {{PixelTransform::kNone, "none"}, {PixelTransform::kCentre, "centre"}, {PixelTransform::kLogit, "logit"}}};
+};
+
+template <>
+struct EnumNames<FlowAttention> {
+  static constexpr std::string_view kWhat = "a kind of attention";
+  static constexpr std::array<std::pair<FlowAttention, std::string_view>, 5> kNames{
+      {{FlowAttention::kNone, "none"},
+       {FlowAttention::kGaussian, "gaussian"},
+       {FlowAttention::kEmbeddedGaussian, "embedded-gaussian"},
+       {FlowAttention::kDotProduct, "dot-product"},
+       {FlowAttention::kConcatenation, "concatenation"}}};
+};
+
+template <>
+struct EnumNames<FlowPrior> {
+  static constexpr std::string_view kWhat = "a prior";
+  static constexpr std::array<std::pair<FlowPrior, std::string_view>, 2> kNames{
+      {{FlowPrior::kLearned, "learned"}, {FlowPrior::kStandard, "standard"}}};
+};
+
+/// The defaults are the paper's network for CIFAR-10.
+struct FlowOptions {
+  int64_t channels = 3;                                          ///< C of the images
+  int64_t height = 32;                                           ///< of the images
+  int64_t width = 32;                                            ///< of the images
+  PixelTransform pixels = PixelTransform::kCentre;               ///< what the input goes through first
+  double alpha = 0.05;                                           ///< logit: how far the grey levels stay away from 0 and 1
+  bool squeeze = true;                                           ///< 2x2 pixels become channels before the first scale too
+  std::vector<int64_t> blocks{16, 16, 16};                       ///< convolution blocks of each scale
+  bool split = true;                                             ///< after each scale but the last, half of the channels are done
+  int64_t hidden = 512;                                          ///< channels inside the convolution branches
+  int64_t kernel = 3;                                            ///< of their first and last convolution
+  int64_t layers = 3;                                            ///< their convolutions
+  Activation activation = Activation::kElu;                      ///< between them
+  double constant = 0.9;                                         ///< Lipschitz constant of every branch, attention included
+  double tolerance = 1e-4;                                       ///< of the power iterations
+  int64_t iterations = 1;                                        ///< power iterations per training step; 0: to the tolerance
+  bool actnorm = true;                                           ///< a scale and shift per channel in front of every block
+  FlowAttention attention = FlowAttention::kConcatenation;       ///< the kind of the attention blocks
+  AttentionPreset attention_preset = AttentionPreset::kGuarded;  ///< their other options
+  std::vector<int64_t> attention_blocks{1};  ///< how many of them stand behind the blocks of each scale; 0 where not given
+  double attention_radius = 3;               ///< preset strict: entries beyond are clipped inside the branch
+  FlowPrior prior = FlowPrior::kLearned;     ///< the distribution of the latents
+  bool recompute = false;                    ///< training keeps the inputs of the blocks only: less memory, more time
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("channels", self.channels, "channels of the images");
+    field("height", self.height, "height of the images");
+    field("width", self.width, "width of the images");
+    field("pixels", self.pixels, "what the input goes through first: none, centre (x / 256 - 0.5) or logit");
+    field("alpha", self.alpha, "logit: how far the grey levels stay away from 0 and 1");
+    field("squeeze", self.squeeze, "2x2 pixels become channels before the first scale too");
+    field("blocks", self.blocks, "convolution blocks of each scale; the scales after the first begin with a squeeze");
+    field("split", self.split, "after each scale but the last, half of the channels are done");
+    field("hidden", self.hidden, "channels inside the convolution branches");
+    field("kernel", self.kernel, "odd; of their first and last convolution, those between are 1x1");
+    field("layers", self.layers, "their convolutions");
+    field("activation", self.activation, "between them: elu, lipswish or clipswish");
+    field("constant", self.constant, "Lipschitz constant of every branch, attention included");
+    field("tolerance", self.tolerance, "of the power iterations for the spectral norms");
+    field("iterations", self.iterations, "power iterations per training step; 0: to the tolerance, as outside training");
+    field("actnorm", self.actnorm, "a scale and shift per channel in front of every block");
+    field("attention", self.attention, "the kind of the attention blocks, or none");
+    field("attention_preset", self.attention_preset, "their other options: guarded, strict, paper or published-code");
+    field("attention_blocks", self.attention_blocks, "how many of them stand behind the blocks of each scale; 0 where not given");
+    field("attention_radius", self.attention_radius, "preset strict: entries beyond are clipped inside the branch");
+    field("prior", self.prior, "the distribution of the latents: learned (a mean and deviation each) or standard");
+    field("recompute", self.recompute, "training keeps the inputs of the blocks only: less memory, more time");
+  }
+
+  /// Throws a usage error that names the first field out of range, or what does not go together.
+  void validate() const;
+};
+
+/// Sets of options with a name.
+enum class FlowPreset {
+  kPaper,     ///< the paper's network for CIFAR-10: ELU, constant 0.9, one attention block at the first scale
+  kImproved,  ///< the same size by later findings: LipSwish, constant 0.98, logit transform, attention at every scale
+  kPlane,     ///< points of the plane as images of 1 x 1 with 2 channels, without attention, which needs positions
+};
+
+template <>
+struct EnumNames<FlowPreset> {
+  static constexpr std::string_view kWhat = "a preset";
+  static constexpr std::array<std::pair<FlowPreset, std::string_view>, 3> kNames{
+      {{FlowPreset::kPaper, "paper"}, {FlowPreset::kImproved, "improved"}, {FlowPreset::kPlane, "plane"}}};
+};
+
+FlowOptions flow_preset(FlowPreset preset);
+
+/// log p(x) of each sample, in nats, of the density over x as it is given to the flow.
+struct LogProb {
+  at::Tensor value;           ///< (B)
+  at::Tensor standard_error;  ///< (B), no graph: of the log-determinant's estimate; NaN where one probe gives none
+};
+
+/// A normalizing flow: a multi-scale i-ResNet with attention blocks, and a prior on what comes out.
+///
+///   Flow flow(flow_preset(FlowPreset::kPaper));
+///   auto loss = -flow->log_prob(pixels, SeriesLogDet{}).value.mean();   // pixels: (B, 3, 32, 32), grey levels + noise, 0..256
+///   loss.backward(); …
+///   auto [images, report] = flow->sample(64, 0.7, /*seed=*/1);
+///
+/// Scale by scale: [squeeze,] convolution blocks, attention blocks, [split]. A block is [ActNorm,] InvertibleResidual. As a bijection it
+/// takes images (B, C, H, W) to latents (B, D, 1, 1) with D = C H W: what the splits put aside, scale after scale, then the last scale.
+///
+/// In training mode, after the first batch and with fixed `iterations`, a forward pass never waits for the device; an input in
+/// channels-last format stays in it throughout.
+class FlowImpl : public BijectionImpl {
+ public:
+  explicit FlowImpl(const FlowOptions& options);
+
+  using BijectionImpl::forward_log_det;
+  using BijectionImpl::inverse;
+  at::Tensor forward(const at::Tensor& x) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
+  Solution inverse(const at::Tensor& z, const SolverOptions& options) override;
+  void project() override;
+  std::string describe() const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Refuses pixels that are not finite or not in 0..256 (any finite number without a pixel transform); in training on a GPU it does not
+  /// look, since that would make the device wait: the result is then not finite.
+  LogProb log_prob(const at::Tensor& x, const LogDetOptions& options);
+
+  /// x of latents drawn from the prior with its standard deviations multiplied by `temperature`. A sample that the solver did not find is
+  /// NaN throughout, and the report says so. The same seed draws the same latents on every device.
+  Solution sample(int64_t count, double temperature, int64_t seed, const SolverOptions& options);
+  Solution sample(int64_t count, double temperature, int64_t seed) { return sample(count, temperature, seed, AndersonOptions{}); }
+
+  /// Latents with this seed, (count, D, 1, 1): what `sample` inverts.
+  at::Tensor draw_latents(int64_t count, double temperature, int64_t seed) const;
+
+  int64_t dimensions() const { return options_.channels * options_.height * options_.width; }
+  const FlowOptions& options() const { return options_; }
+
+ private:
+  struct Scale {
+    bool squeezes;                           // its input
+    std::shared_ptr<SequentialImpl> blocks;  // each a Sequential of [ActNorm,] InvertibleResidual
+    std::vector<int64_t> shape;              // (C, H, W) inside
+    int64_t kept;                            // channels that go on to the next scale; C at the last scale and without split
+  };
+  /// Runs the parts in order; `visit(scale, y)` runs the blocks of one.
+  template <class Visit>
+  at::Tensor run(const at::Tensor& x, Visit&& visit);
+  void check(const at::Tensor& x) const;
+  at::Tensor transform(const at::Tensor& x) const;
+  at::Tensor transform_log_det(const at::Tensor& x) const;
+  at::Tensor invert_transform(const at::Tensor& y) const;
+
+  FlowOptions options_;
+  std::vector<Scale> scales_;
+  SqueezeImpl squeeze_;
+  at::Tensor mean_, log_deviation_;  // (D): of the prior; parameters, or buffers of zeros
+};
+TORCH_MODULE(Flow);
+
+}  // namespace invattn

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "invattn/logdet/log_det.h"
+#include "invattn/nn/bijection.h"
+
+namespace invattn {
+
+/// part->forward_log_det(x, options), keeping only x for the backward pass, which computes the part again, with the same probes: options
+/// without a seed get one, drawn from torch's default generator on the CPU. First derivatives only; a request for second ones raises an
+/// error. The part's weights must not change in between.
+std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options);
+
+}  // namespace invattn

@@ -1,0 +1,173 @@
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "invattn/io/image_file.h"
+#include "invattn/io/safetensors.h"
+#include "invattn/train/checkpoint.h"
+#include "run_tool.h"
+#include "tests/io/file_fixture.h"
+
+namespace invattn::test {
+namespace {
+
+class Density : public FileTest {
+ protected:
+  ToolResult run(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "density");
+    return run_tool(arguments, {}, folder.string());
+  }
+
+  /// A training of a tiny flow of images, in the test's folder.
+  ToolResult train(const std::string& out, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {"train", "--out", out, "--device", "cpu", "--threads", "1"};
+    for (const char* assignment : {"train_images=24", "validation_images=6", "batch=4", "report_every=2", "evaluate_every=0", "samples=4",
+                                   "warm_up=2", "flow.blocks=[1,1]", "flow.hidden=6", "evaluation.inverse_images=4"}) {
+      arguments.insert(arguments.end(), {"--set", assignment});
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+
+  std::map<std::string, at::Tensor> checkpoint(const std::string& out) const {
+    return load_checkpoint(folder / out / "checkpoint.safetensors").tensors;
+  }
+};
+
+TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
+  const auto trained = train("run", {"--set", "steps=6", "--set", "evaluate_every=3"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_NE(trained.out.find("bits per dimension"), std::string::npos) << trained.out;
+  EXPECT_NE(trained.out.find("4 of 4 converged"), std::string::npos) << trained.out;
+  EXPECT_NE(trained.out.find("guarded"), std::string::npos) << trained.out;
+  for (const char* file : {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "results.json",
+                           "samples/0000003.png", "samples/0000006.png"}) {
+    EXPECT_TRUE(std::filesystem::exists(folder / "run" / file)) << file;
+  }
+  const auto results = nlohmann::json::parse(read_plainly(folder / "run/results.json"));
+  EXPECT_TRUE(results.at("finished").get<bool>());
+  EXPECT_EQ(results.at("steps").get<int>(), 6);
+  EXPECT_GT(results.at("validation").at("bits").get<double>(), 1);
+  EXPECT_LT(results.at("validation").at("bits").get<double>(), 12);
+
+  // The exact log-determinant is affordable here, so that the estimate can be checked.
+  const auto bits = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "run",       "--images", "40",    "--inverse-images", "4", "--device",
+                                          "cpu",  "--threads", "1",        "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const auto exact = bits({"--estimator", "exact"});
+  const auto estimated = bits({});
+  EXPECT_NEAR(estimated.at("bits").get<double>(), exact.at("bits").get<double>(), 0.03);
+  EXPECT_EQ(exact.at("inverse_failures").get<int>(), 0);
+  EXPECT_LT(exact.at("inverse_error").get<double>(), 1e-4);
+  EXPECT_NE(bits({"--estimator", "series", "--terms", "1"}).at("bits"), exact.at("bits"));
+
+  const auto sampled = run({"sample", "run", "--count", "4", "--temperature", "0.5", "--out", "s.png", "--device", "cpu"});
+  EXPECT_EQ(sampled.exit_code, 0) << sampled.err;
+  EXPECT_EQ(read_image(folder / "s.png").sizes(), (at::IntArrayRef{3, 22, 22}));
+  const auto again = run({"sample", "run", "--count", "4", "--temperature", "0.5", "--out", "t.png", "--device", "cpu"});
+  EXPECT_EQ(read_plainly(folder / "s.png"), read_plainly(folder / "t.png")) << "the same seed";
+  const auto between = run({"interpolate", "run", "--count", "2", "--steps", "3", "--out", "p.png", "--device", "cpu"});
+  EXPECT_EQ(between.exit_code, 0) << between.err;
+  EXPECT_EQ(read_image(folder / "p.png").sizes(), (at::IntArrayRef{3, 22, 32}));
+  const auto undone = run({"invert", "run", "--count", "3", "--out", "i.png", "--device", "cpu", "--json"});
+  EXPECT_EQ(undone.exit_code, 0) << undone.err;
+  EXPECT_LT(nlohmann::json::parse(undone.out.substr(0, undone.out.rfind('}') + 1)).at("largest_error").get<double>(), 1e-4);
+}
+
+TEST_F(Density, PointsOfThePlane) {
+  const auto trained =
+      run({"train", "--data", "two-moons", "--out", "moons", "--device", "cpu", "--threads", "1", "--set", "steps=12", "--set",
+           "train_images=500", "--set", "validation_images=100", "--set", "flow.blocks=[2]", "--set", "flow.hidden=8"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_NE(trained.out.find("nats per point"), std::string::npos) << trained.out;
+  EXPECT_EQ(read_image(folder / "moons/samples/0000012.png").size(0), 3);
+  const auto result = run({"eval", "moons", "--data", "two-moons", "--estimator", "exact", "--images", "50", "--device", "cpu"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(run({"eval", "moons", "--data", "synthetic", "--device", "cpu"}).exit_code, 2) << "images for a flow of the plane";
+}
+
+TEST_F(Density, ResumesToTheSameBits) {
+  ASSERT_EQ(train("whole", {"--set", "steps=8"}).exit_code, 0);
+  ASSERT_EQ(train("parts", {"--set", "steps=5"}).exit_code, 0);
+  const auto resumed =
+      run({"train", "--resume", "--out", "parts", "--set", "steps=8", "--device", "cpu", "--threads", "1", "--shard-mb", "1"});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto expected = checkpoint("whole");
+  const auto actual = checkpoint("parts");
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
+  const auto metrics = [this](const std::string& out) {
+    std::string lines;
+    std::ifstream in(folder / out / "metrics.jsonl");
+    for (std::string line; std::getline(in, line);) lines += line.substr(0, line.find("\"seconds\"")) + "\n";
+    return lines;
+  };
+  EXPECT_EQ(metrics("parts"), metrics("whole"));
+}
+
+TEST_F(Density, StopsAtTheTimeLimitAndGoesOn) {
+  const auto stopped = train("run", {"--set", "steps=100000", "--time-limit", "0.02"});
+  EXPECT_EQ(stopped.exit_code, 0) << stopped.err;
+  EXPECT_NE(stopped.out.find("Stopped by --time-limit"), std::string::npos) << stopped.out;
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/checkpoint.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "run/model.safetensors"));
+}
+
+TEST_F(Density, WeightsAloneStartAnotherTraining) {
+  ASSERT_EQ(train("first", {"--set", "steps=3", "--weights-only"}).exit_code, 0);
+  ASSERT_TRUE(std::filesystem::exists(folder / "first/weights.safetensors"));
+  EXPECT_LT(std::filesystem::file_size(folder / "first/weights.safetensors"),
+            std::filesystem::file_size(folder / "first/checkpoint.safetensors"));
+  const auto second = train("second", {"--set", "steps=2", "--weights", (folder / "first/weights.safetensors").string()});
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  const auto other =
+      train("third", {"--set", "steps=2", "--set", "flow.hidden=7", "--weights", (folder / "first/weights.safetensors").string()});
+  EXPECT_EQ(other.exit_code, 4) << "another architecture";
+}
+
+TEST_F(Density, LossesThatAreNotNumbersEndInAnError) {
+  const auto result =
+      train("run", {"--set", "steps=40", "--set", "optimizer.learning_rate=1e30", "--set", "optimizer.clip_norm=0", "--set", "warm_up=0"});
+  EXPECT_EQ(result.exit_code, 3) << result.out << result.err;
+  EXPECT_NE(result.err.find("[density] expected a finite loss"), std::string::npos) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder / "run/model.safetensors"));
+}
+
+TEST_F(Density, BadInputIsExplained) {
+  ASSERT_EQ(train("run", {"--set", "steps=2"}).exit_code, 0);
+  const auto expect = [](const ToolResult& result, int code, const std::string& text) {
+    EXPECT_EQ(result.exit_code, code) << result.out << result.err;
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  };
+  expect(train("run", {"--set", "steps=2"}), 2, "which holds one");
+  expect(run({"train", "--resume", "--out", "none"}), 4, "config.toml");
+  expect(run({"train", "--resume"}), 2, "--out");
+  expect(run({"train", "--resume", "--out", "run", "--set", "flow.hidden=9", "--device", "cpu"}), 4, "another configuration");
+  expect(
+      run({"train", "--data", "cifar10:/nowhere", "--out", "c", "--device", "cpu", "--set", "flow.blocks=[1,1]", "--set", "flow.hidden=4"}),
+      4, "/nowhere");
+  expect(run({"train", "--data", "mnist", "--out", "m"}), 2, "mnist");
+  expect(train("odd", {"--set", "flow.height=9"}), 2, "divisible");
+  expect(train("key", {"--set", "flow.hiden=9"}), 2, "hidden");
+  expect(run({"eval", "nowhere.safetensors"}), 4, "nowhere.safetensors");
+  expect(run({"eval", "run/checkpoint.safetensors"}), 4, "checkpoint.safetensors");
+  expect(run({"sample", "run", "--out", "/no/such/folder/x.png", "--device", "cpu", "--count", "1"}), 4, "/no/such/folder");
+  {
+    std::filesystem::resize_file(folder / "run/checkpoint.safetensors", 100);
+    expect(run({"train", "--resume", "--out", "run", "--device", "cpu", "--set", "steps=4"}), 4, "checkpoint.safetensors");
+  }
+}
+
+}  // namespace
+}  // namespace invattn::test

@@ -1,0 +1,130 @@
+#include "invattn/experiments/density_data.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "tests/io/file_fixture.h"
+
+namespace invattn::test {
+namespace {
+
+DensityOptions small_options() {
+  DensityOptions options;
+  options.flow.height = options.flow.width = 8;
+  options.train_images = 12;
+  options.validation_images = 4;
+  return options;
+}
+
+TEST(DensityData, HeldOutImagesAreNotTrainedOn) {
+  const auto data = load_training_data(small_options());
+  EXPECT_EQ(data.train.sizes(), (at::IntArrayRef{12, 3, 8, 8}));
+  EXPECT_EQ(data.validation.sizes(), (at::IntArrayRef{4, 3, 8, 8}));
+  EXPECT_EQ(data.train.scalar_type(), at::kByte);
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t j = 0; j < 12; ++j) EXPECT_FALSE(at::equal(data.validation[i], data.train[j]));
+  }
+}
+
+TEST(DensityData, PlanePointsAreTinyImages) {
+  auto options = small_options();
+  options.data = "two-moons";
+  const auto data = load_training_data(options);
+  EXPECT_EQ(data.train.sizes(), (at::IntArrayRef{12, 2, 1, 1}));
+  EXPECT_TRUE(at::equal(flow_input(data.train, true), data.train)) << "points need no noise";
+  EXPECT_FALSE(at::equal(load_test_data(options, 12), data.train));
+  EXPECT_TRUE(plane_of("checkerboard").has_value());
+  EXPECT_FALSE(plane_of("synthetic").has_value());
+}
+
+TEST(DensityData, PixelsGetNoiseWithinTheirLevel) {
+  const auto images = at::arange(3 * 16).to(at::kByte).view({1, 3, 4, 4});
+  at::manual_seed(1);
+  const auto x = flow_input(images, true);
+  EXPECT_TRUE(x.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(at::equal(x.floor().to(at::kByte), images));
+  EXPECT_GT((x - x.floor()).std().item<double>(), 0.2);
+}
+
+TEST(DensityData, AugmentedImagesAreMirroredAndMoved) {
+  const auto images = (at::arange(2 * 3 * 5 * 6) % 251 + 1).to(at::kByte).view({2, 3, 5, 6});
+  EXPECT_TRUE(at::equal(augmented(images, false, 0), images));
+  at::manual_seed(0);
+  bool mirrored = false;
+  bool plain = false;
+  for (int draw = 0; draw < 20; ++draw) {
+    const auto result = augmented(images, true, 0);
+    for (int64_t i = 0; i < 2; ++i) {
+      const bool same = at::equal(result[i], images[i]);
+      EXPECT_TRUE(same || at::equal(result[i], images[i].flip(2)));
+      (same ? plain : mirrored) = true;
+    }
+  }
+  EXPECT_TRUE(mirrored && plain);
+  const auto padded = at::constant_pad_nd(images, {2, 2, 2, 2});
+  for (int draw = 0; draw < 20; ++draw) {
+    const auto result = augmented(images, false, 2);
+    for (int64_t i = 0; i < 2; ++i) {
+      bool found = false;
+      for (int64_t dy = 0; dy <= 4; ++dy) {
+        for (int64_t dx = 0; dx <= 4; ++dx) found |= at::equal(result[i], padded[i].narrow(1, dy, 5).narrow(2, dx, 6));
+      }
+      EXPECT_TRUE(found);
+    }
+  }
+}
+
+TEST(DensityData, RefusesWhatCannotBe) {
+  auto options = small_options();
+  options.data = "nothing";
+  EXPECT_THROW(load_training_data(options), Error);
+  options.data = "cifar10:/nowhere";
+  EXPECT_THROW(load_training_data(options), Error);
+  options = small_options();
+  options.flow.channels = 1;
+  EXPECT_THROW(load_training_data(options), Error);
+}
+
+TEST(DensityOptions, RefuseWhatCannotBe) {
+  const auto refused = [](const auto& change) {
+    DensityOptions options;
+    change(options);
+    EXPECT_THROW(options.validate(), Error);
+  };
+  EXPECT_NO_THROW(DensityOptions{}.validate());
+  refused([](auto& options) { options.steps = 0; });
+  refused([](auto& options) { options.batch = 0; });
+  refused([](auto& options) { options.validation_images = 0; });
+  refused([](auto& options) { options.crop = 32; });
+  refused([](auto& options) { options.temperature = -1; });
+  refused([](auto& options) { options.save_minutes = 0; });
+  refused([](auto& options) { options.log_det.terms = 0; });
+  refused([](auto& options) { options.evaluation.batch = 0; });
+  refused([](auto& options) { options.evaluation.log_det.continuation = 1; });
+}
+
+TEST(DensityConfigReference, ThePageListsExactlyTheKeysThereAre) {
+  const std::string page = read_plainly(std::filesystem::path(INVATTN_SOURCES) / "docs/config.md");
+  EXPECT_NE(page.find("\n\n" + field_reference<DensityOptions>() + "\n"), std::string::npos)
+      << "docs/config.md is out of date: put in what `invattn density train --keys` prints:\n"
+      << field_reference<DensityOptions>();
+}
+
+TEST(DensityConfigs, EveryFileInTheFolderIsAConfiguration) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(INVATTN_SOURCES) / "configs/density")) {
+    DensityOptions options;
+    EXPECT_NO_THROW(read_toml_file(options, entry.path())) << entry.path();
+    EXPECT_NO_THROW(options.validate()) << entry.path();
+    ++files;
+  }
+  EXPECT_EQ(files, 4);
+}
+
+}  // namespace
+}  // namespace invattn::test

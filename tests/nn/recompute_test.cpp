@@ -1,0 +1,124 @@
+#include "invattn/nn/recompute.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "invattn/core/error.h"
+#include "invattn/nn/flow.h"
+#include "tests/support/numerics.h"
+
+namespace invattn {
+namespace {
+
+using testing::gradients;
+using testing::random;
+using testing::relative_difference;
+
+Flow flow(bool recompute, int64_t blocks = 2) {
+  at::manual_seed(1);
+  Flow result(FlowOptions{.channels = 1,
+                          .height = 8,
+                          .width = 8,
+                          .blocks = {blocks, 1},
+                          .hidden = 24,
+                          .attention = FlowAttention::kDotProduct,
+                          .recompute = recompute});
+  result->forward(256 * at::sigmoid(random({8, 1, 8, 8}, 9, at::kFloat)));
+  result->to(at::kDouble);
+  return result;
+}
+
+at::Tensor images() { return 256 * at::sigmoid(random({4, 1, 8, 8}, 2)); }
+
+TEST(Recompute, TheSameValueAndGradients) {
+  for (const LogDetOptions& options : {LogDetOptions(SeriesLogDet{.terms = 5, .seed = 3}),
+                                       LogDetOptions(SeriesLogDet{.terms = 4, .gradient = LogDetGradient::kSeries, .seed = 3}),
+                                       LogDetOptions(RouletteLogDet{.probes = 2, .seed = 4}), LogDetOptions(ExactLogDet{})}) {
+    auto plain = flow(false);
+    auto saving = flow(true);
+    const auto x = images();
+    const auto expected = plain->log_prob(x, options);
+    const auto actual = saving->log_prob(x, options);
+    EXPECT_LT(relative_difference(actual.value, expected.value), 1e-12);
+    EXPECT_FALSE(actual.standard_error.requires_grad());
+    const auto of_plain = gradients(expected.value.sum(), plain->parameters());
+    const auto of_saving = gradients(actual.value.sum(), saving->parameters());
+    for (std::size_t i = 0; i < of_plain.size(); ++i) EXPECT_LT(relative_difference(of_saving[i], of_plain[i]), 1e-9);
+  }
+}
+
+// Without a seed each call draws one: other probes in the backward pass would differentiate another estimate.
+TEST(Recompute, TheProbesAreTheSameInTheBackwardPass) {
+  auto saving = flow(true);
+  saving->eval();
+  const auto x = images();
+  const SeriesLogDet options{.terms = 3, .gradient = LogDetGradient::kSeries};
+  at::manual_seed(5);
+  const auto first = saving->log_prob(x, options);
+  auto weight = saving->named_parameters()["scale0.0.1.branch.weight0"];
+  const auto direction = 0.1 * random(weight.sizes(), 7);
+  const double exact = (testing::gradient(first.value.sum(), weight) * direction).sum().item<double>();
+  const auto start = weight.detach().clone();
+  const auto value = [&](const at::Tensor& moved) {
+    weight.copy_(moved);
+    const at::AutoGradMode enable(true);
+    at::manual_seed(5);
+    return saving->log_prob(x, options).value.sum().detach();
+  };
+  EXPECT_NEAR(exact, testing::directional_difference(value, start, direction, 1e-5).item<double>(), 1e-3 * std::abs(exact));
+  EXPECT_GT(testing::max_difference(saving->log_prob(x, options).value, first.value), 1e-3) << "new probes at every call";
+}
+
+/// Counts the bytes that torch holds on the CPU.
+struct Memory : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void* /*address*/, int64_t bytes, size_t /*allocated*/, size_t /*reserved*/, c10::Device /*device*/) override {
+    now += bytes;
+    most = std::max(most, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0;
+  int64_t most = 0;
+};
+
+/// What one training step holds between its forward and its backward pass, and the most at any time, beyond what was there before.
+std::pair<int64_t, int64_t> bytes_of_step(Flow network) {
+  const auto x = images();
+  network->log_prob(x, SeriesLogDet{.terms = 3});
+  const auto memory = std::make_shared<Memory>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+  const auto loss = -network->log_prob(x, SeriesLogDet{.terms = 3}).value.mean();
+  const auto held = memory->now;
+  loss.backward();
+  return {held, memory->most};
+}
+
+TEST(Recompute, HoldsLessMemory) {
+  const auto [plain_held, plain_most] = bytes_of_step(flow(false, 6));
+  const auto [saving_held, saving_most] = bytes_of_step(flow(true, 6));
+  EXPECT_LT(saving_held, plain_held / 10) << "of " << plain_held << " bytes";
+  EXPECT_LT(saving_most, plain_most / 2) << "of " << plain_most << " bytes";
+}
+
+TEST(Recompute, SecondDerivativesAreRefused) {
+  auto saving = flow(true);
+  const auto x = images().requires_grad_(true);
+  const auto value = saving->log_prob(x, SeriesLogDet{.terms = 2}).value.sum();
+  EXPECT_THROW(testing::gradient(value, x, /*create_graph=*/true), Error);
+}
+
+TEST(Recompute, WithoutGradientsItIsTheForwardPass) {
+  auto saving = flow(true);
+  at::NoGradGuard no_grad;
+  const auto options = SeriesLogDet{.terms = 3, .seed = 1};
+  EXPECT_EQ(testing::max_difference(saving->log_prob(images(), options).value, flow(false)->log_prob(images(), options).value), 0);
+}
+
+}  // namespace
+}  // namespace invattn
