@@ -237,14 +237,14 @@ class Training {
     const at::Tensor x = flow_input(plane_ ? some : augmented(some, options_.flip, options_.crop), options_.channels_last);
     const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
     const at::Tensor loss = -log_prob / unit();
-    const at::Tensor penalty = guard_->penalty();
-    (loss + penalty.to(device_)).backward();
+    const at::Tensor penalty = guard_->size() > 0 ? guard_->penalty() : at::Tensor();
+    (penalty.defined() ? loss + penalty : loss).backward();
     optimizer_->step();
     const at::NoGradGuard no_grad;
     const auto or_zero = [&](const at::Tensor& value) {
       return value.defined() ? value.detach().to(at::kFloat) : at::zeros({}, sums_.options());
     };
-    sums_.add_(at::stack({or_zero(loss), or_zero(penalty.to(device_)), or_zero(optimizer_->gradient_norm()), or_zero(guard_->largest())}));
+    sums_.add_(at::stack({or_zero(loss), or_zero(penalty), or_zero(optimizer_->gradient_norm()), or_zero(guard_->largest())}));
   }
 
   /// Images are measured in bits per dimension, points of the plane in nats.

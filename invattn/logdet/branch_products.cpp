@@ -29,6 +29,10 @@ const Linearization& BranchProducts::linearization() {
 }
 
 at::Tensor BranchProducts::vjp(const at::Tensor& cotangent) {
+  if (problem_.vjp) {
+    const at::NoGradGuard no_graph;
+    return problem_.vjp(cotangent);
+  }
   if (wants_gradient(problem_)) {
     auto product = torch::autograd::grad({problem_.branch_value}, {problem_.x}, {cotangent}, /*retain_graph=*/true,
                                          /*create_graph=*/false, /*allow_unused=*/true)[0];
@@ -39,6 +43,7 @@ at::Tensor BranchProducts::vjp(const at::Tensor& cotangent) {
 }
 
 at::Tensor BranchProducts::vjp_with_graph(const at::Tensor& cotangent) {
+  if (problem_.vjp) return problem_.vjp(cotangent);
   auto product = torch::autograd::grad({problem_.branch_value}, {problem_.x}, {cotangent}, /*retain_graph=*/true, /*create_graph=*/true,
                                        /*allow_unused=*/true)[0];
   if (product.defined()) return product;

@@ -25,8 +25,8 @@ class BranchProducts {
   /// Made at the first use.
   const Linearization& linearization();
 
-  /// J'u without a graph: through that of the branch value where there is one, which needs no further evaluation, else by the
-  /// linearisation.
+  /// J'u without a graph: as the problem knows it, else through the graph of the branch value where there is one, which needs no further
+  /// evaluation, else by the linearisation.
   at::Tensor vjp(const at::Tensor& cotangent);
 
   /// J'u with a graph to x, the weights and u. Where g does not depend on x it is 0 without a graph.

@@ -20,6 +20,12 @@ struct FrozenBranch {
   decltype(ResidualProblem::shortcut) invert = {};                             // a quicker inverse of x + g(x), where the branch knows one
 };
 
+/// A branch evaluated at a point.
+struct BranchValue {
+  at::Tensor value;  // g(x)
+  TensorMap vjp{};   // u -> J'u, with a graph to x, the weights and u where gradients are on; empty: autograd differentiates the value
+};
+
 /// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.
 class BranchImpl : public torch::nn::Module {
  public:
@@ -27,6 +33,10 @@ class BranchImpl : public torch::nn::Module {
 
   /// g(x), differentiable to every order in x.
   virtual at::Tensor forward(const at::Tensor& x) = 0;
+
+  /// g(x), and where the branch knows better than autograd how to differentiate its derivative, a function for J'u. The log-determinant
+  /// asks for many of those products and differentiates one.
+  virtual BranchValue forward_with_vjp(const at::Tensor& x) { return {forward(x)}; }
 
   /// g with the weights of this moment, for inputs of the size of `example`. The default computes them anew at each call and
   /// linearises by autograd.

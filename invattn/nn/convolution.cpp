@@ -29,6 +29,21 @@ at::Tensor convolve_transposed(const at::Tensor& y, const at::Tensor& weight) {
   return at::conv_transpose2d(y, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
 }
 
+/// J'u from the weights and the slopes behind each layer but the last; paired: the activation has doubled its channels.
+at::Tensor pulled_back(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& slopes, bool paired,
+                       const at::Tensor& cotangent) {
+  auto result = convolve_transposed(cotangent, weights.back());
+  for (std::size_t i = weights.size() - 1; i > 0; --i) {
+    result = result * slopes[i - 1];
+    if (paired) {
+      const auto halves = result.chunk(2, 1);
+      result = halves[0] + halves[1];
+    }
+    result = convolve_transposed(result, weights[i - 1]);
+  }
+  return result;
+}
+
 }  // namespace
 
 void ConvolutionOptions::validate() const {
@@ -122,6 +137,25 @@ at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
   return evaluate(constrained_weights(x), x);
 }
 
+/// autograd would differentiate the backward pass of a convolution by convolutions with kernels as large as the images. Written out, J'u is
+/// made of transposed convolutions, whose own backward pass is an ordinary one.
+BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
+  check(x);
+  const auto weights = constrained_weights(x);
+  std::vector<at::Tensor> slopes;
+  auto value = convolve(x, weights[0], layers_[0].bias);
+  for (std::size_t i = 1; i < weights.size(); ++i) {
+    const auto& layer = layers_[i - 1];
+    const bool elu = options_.activation == Activation::kElu;
+    if (!elu) slopes.push_back(slope(layer, value));
+    value = activate(layer, value);
+    if (elu) slopes.push_back(value.clamp_max(0) + 1);  // of what came out, since what went in is overwritten
+    value = convolve(value, weights[i], layers_[i].bias);
+  }
+  const bool paired = options_.activation == Activation::kCLipSwish;
+  return {value, [weights, slopes, paired](const at::Tensor& cotangent) { return pulled_back(weights, slopes, paired, cotangent); }};
+}
+
 /// J at a point: the convolutions with the slopes of the activations between them.
 class ConvolutionImpl::PointLinearization final : public Linearization {
  public:
@@ -148,16 +182,7 @@ class ConvolutionImpl::PointLinearization final : public Linearization {
 
   at::Tensor vjp(const at::Tensor& cotangent) const override {
     at::NoGradGuard no_grad;
-    auto result = convolve_transposed(cotangent, weights_.back());
-    for (std::size_t i = weights_.size() - 1; i > 0; --i) {
-      result = result * slopes_[i - 1];
-      if (paired_) {
-        const auto halves = result.chunk(2, 1);
-        result = halves[0] + halves[1];
-      }
-      result = convolve_transposed(result, weights_[i - 1]);
-    }
-    return result;
+    return pulled_back(weights_, slopes_, paired_, cotangent);
   }
 
  private:

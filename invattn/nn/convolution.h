@@ -66,6 +66,7 @@ class ConvolutionImpl : public BranchImpl {
   explicit ConvolutionImpl(const ConvolutionOptions& options);
 
   at::Tensor forward(const at::Tensor& x) override;
+  BranchValue forward_with_vjp(const at::Tensor& x) override;
   FrozenBranch freeze(const at::Tensor& example) override;
   void project() override;
   void scale(double factor) override;

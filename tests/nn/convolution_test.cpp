@@ -1,7 +1,10 @@
 #include "invattn/nn/convolution.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/adam.h>
+
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "invattn/nn/residual.h"
@@ -40,6 +43,29 @@ TEST(ConvolutionBranch, TheWholeBranchIsUnderItsConstant) {
       const auto jacobian = dense_jacobian(*branch->freeze(x).linearize(x), x);
       EXPECT_LE(at::linalg_matrix_norm(jacobian, 2).max().item<double>(), 0.8 * (1 + 1e-3));
     }
+  }
+}
+
+TEST(ConvolutionBranch, ItsOwnProductIsAutogradsWithAllItsDerivatives) {
+  for (const auto activation : {Activation::kElu, Activation::kLipSwish, Activation::kCLipSwish}) {
+    at::manual_seed(4);
+    Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 5, .hidden = 6, .activation = activation});
+    branch->to(at::kDouble);
+    const auto weight = random({2, 2, 4, 5}, 3);
+    const auto results = [&](bool own) {
+      const auto x = random({2, 2, 4, 5}, 1).requires_grad_(true);
+      const auto u = random({2, 2, 4, 5}, 2).requires_grad_(true);
+      const auto [value, vjp] = branch->forward_with_vjp(x);
+      const auto product = own ? vjp(u) : torch::autograd::grad({branch->forward(x)}, {x}, {u}, true, true)[0];
+      std::vector<at::Tensor> inputs = branch->parameters();
+      inputs.insert(inputs.end(), {x, u});
+      auto all = testing::gradients((product * weight).sum(), inputs);
+      all.insert(all.end(), {value.detach(), product.detach()});
+      return all;
+    };
+    const auto expected = results(false);
+    const auto actual = results(true);
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_LT(max_difference(actual[i], expected[i]), 1e-12) << activation << ", " << i;
   }
 }
 
