@@ -48,7 +48,8 @@ struct CommonArguments {
     command.add_option("--data", data, "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, eight-gaussians, two-moons, checkerboard");
     command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
     command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+    command.add_option("--threads", threads, "CPU threads (default: all cores; 1 for the embedded configurations)")
+        ->check(CLI::Range(1, 1024));
     command.add_flag("--json", json, "Print the results as JSON");
   }
 
@@ -147,6 +148,10 @@ void train(TrainArguments arguments) {
     std::cout << write_toml(options);
     return;
   }
+  // The tensors of the embedded configurations are too small to be worth sharing, and threads that wait for a busy core cost minutes.
+  const bool embedded = arguments.config.empty() && !arguments.resume &&
+                        (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
+  if (arguments.threads == 0 && embedded) arguments.threads = 1;
   const at::Device device = arguments.apply();
   if (arguments.out.empty()) arguments.out = fresh_folder();
   const std::string again = "invattn density train --resume --out " + arguments.out.string();
