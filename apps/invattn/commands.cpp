@@ -1,6 +1,7 @@
 #include "commands.h"
 
 #include <cstddef>
+#include <ctime>
 
 namespace invattn::tool {
 namespace {
@@ -22,6 +23,15 @@ CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string
   command->footer("Examples:\n" + text);
   tool.footer(tool.get_footer() + text);
   return command;
+}
+
+std::filesystem::path fresh_run_folder(const std::string& experiment) {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  std::string moment(32, '\0');
+  moment.resize(std::strftime(moment.data(), moment.size(), "%Y%m%d-%H%M%S", &parts));
+  return std::filesystem::path("runs") / (experiment + "-" + moment);
 }
 
 }  // namespace invattn::tool

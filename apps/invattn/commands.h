@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ struct Example {
 /// Adds a subcommand whose help, and the tool's own, show the examples. What it does is its `callback`; it fails by throwing
 /// invattn::Error, and main turns that into a message and an exit code.
 CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string& description, const std::vector<Example>& examples);
+
+/// The exit code after a Ctrl-C, as shells count it.
+inline constexpr int kInterrupted = 130;
+
+/// A folder for a run that names none: runs/<experiment>-<date>-<time>.
+std::filesystem::path fresh_run_folder(const std::string& experiment);
 
 // One file per subcommand.
 void add_bench(CLI::App& tool);

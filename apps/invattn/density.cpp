@@ -1,7 +1,6 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -19,7 +18,6 @@
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
-#include "invattn/core/seed.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/io/image_file.h"
@@ -33,7 +31,6 @@
 namespace invattn::tool {
 namespace {
 
-constexpr int kInterrupted = 130;  // as shells count a Ctrl-C
 constexpr int64_t kMebibyte = 1 << 20;
 
 /// Of every subcommand.
@@ -48,8 +45,7 @@ struct CommonArguments {
     command.add_option("--data", data, "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, eight-gaussians, two-moons, checkerboard");
     command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
     command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-    command.add_option("--threads", threads, "CPU threads (default: all cores; 1 for the embedded configurations)")
-        ->check(CLI::Range(1, 1024));
+    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
     command.add_flag("--json", json, "Print the results as JSON");
   }
 
@@ -59,25 +55,6 @@ struct CommonArguments {
     return device_named(device, "density");
   }
 };
-
-std::string number_text(const char* format, double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
-nlohmann::ordered_json to_json(const DensityScore& score) {
-  const auto number = [](double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); };
-  return {{"bits", number(score.bits)},
-          {"standard_error", number(score.standard_error)},
-          {"images", score.images},
-          {"estimator", score.estimator},
-          {"inverse_images", score.inverse_images},
-          {"inverse_failures", score.inverse_failures},
-          {"inverse_error", number(score.inverse_error)},
-          {"iterations", score.iterations},
-          {"seconds", score.seconds}};
-}
 
 void print(const DensityScore& score, bool plane) {
   std::cout << (plane ? "nats per point      " : "bits per dimension  ") << number_text("%.4f", score.bits) << " +- "
@@ -95,15 +72,6 @@ void require_inverted(const DensityScore& score) {
   if (score.inverse_failures == 0) return;
   fail(ErrorKind::kNotConverged, "density", "expected every image to be undone, got ", score.inverse_failures, " of ", score.inverse_images,
        " that were not. Was the flow trained under the guard? `invattn info MODEL` shows its certificates.");
-}
-
-std::filesystem::path fresh_folder() {
-  const std::time_t time = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&time, &parts);
-  std::string name(32, '\0');
-  name.resize(std::strftime(name.data(), name.size(), "density-%Y%m%d-%H%M%S", &parts));
-  return std::filesystem::path("runs") / name;
 }
 
 // ---- train
@@ -153,7 +121,7 @@ void train(TrainArguments arguments) {
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
   const at::Device device = arguments.apply();
-  if (arguments.out.empty()) arguments.out = fresh_folder();
+  if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
   const std::string again = "invattn density train --resume --out " + arguments.out.string();
   try {
     const DensityOutcome outcome =
@@ -245,7 +213,9 @@ void evaluate(const ModelArguments& arguments) {
   bool plane = false;
   const DensityScore result = score(arguments, evaluation, plane);
   if (arguments.json) {
-    std::cout << to_json(result).dump(1) << std::endl;
+    auto json = nlohmann::ordered_json::parse(to_json(result));
+    json["seconds"] = result.seconds;
+    std::cout << json.dump(1) << std::endl;
   } else {
     print(result, plane);
   }
@@ -332,6 +302,7 @@ void add_train(CLI::App& density) {
   auto arguments = std::make_shared<TrainArguments>();
   command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
   arguments->add_to(*command);
+  command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded configurations)");
   command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example flow.attention=none")
       ->take_all();
   command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");

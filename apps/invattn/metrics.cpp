@@ -64,8 +64,6 @@ struct Outcome {
   std::string problem;  // empty: none
 };
 
-double seconds_since(Progress::Clock::time_point start) { return std::chrono::duration<double>(Progress::Clock::now() - start).count(); }
-
 bool is_map(const path& file) {
   std::string ending = file.extension().string();
   std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char letter) { return std::tolower(letter); });

@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -23,8 +22,6 @@
 
 namespace invattn::tool {
 namespace {
-
-constexpr int kInterrupted = 130;  // as shells count a Ctrl-C
 
 struct ReconstructArguments {
   std::string config;
@@ -71,15 +68,6 @@ ReconstructionOptions resolve(const ReconstructArguments& arguments) {
   return options;
 }
 
-std::filesystem::path fresh_folder() {
-  const std::time_t time = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&time, &parts);
-  std::string name(32, '\0');
-  name.resize(std::strftime(name.data(), name.size(), "reconstruct-%Y%m%d-%H%M%S", &parts));
-  return std::filesystem::path("runs") / name;
-}
-
 void reconstruct(ReconstructArguments arguments, const std::string& command) {
   if (arguments.keys) {
     std::cout << field_reference<ReconstructionOptions>();
@@ -96,7 +84,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
   if (arguments.threads == 0 && arguments.empty()) arguments.threads = 1;
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
   use_kernels(parse_name<Kernels>(arguments.kernels, "reconstruct"));
-  if (arguments.out.empty()) arguments.out = fresh_folder();
+  if (arguments.out.empty()) arguments.out = fresh_run_folder("reconstruct");
   try {
     const ReconstructionOutcome outcome = run_reconstruction(
         options,

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numbers>
 #include <variant>
@@ -12,15 +11,13 @@
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density_data.h"
+#include "invattn/io/json_fields.h"
 #include "invattn/metrics/bits_per_dimension.h"
 #include "invattn/ops/full_precision.h"
+#include "invattn/train/progress.h"
 
 namespace invattn {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTransform::kNone; }
 
@@ -29,7 +26,7 @@ bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTrans
 DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
                            const DensityObserver& observer) {
   options.validate();
-  const auto start = Clock::now();
+  const auto start = Progress::Clock::now();
   const at::NoGradGuard no_grad;
   const FullPrecision precise;
   const at::Device device = flow.parameters().front().device();
@@ -48,9 +45,7 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
     if (first < undone) {
       const at::Tensor some = x.slice(0, 0, undone - first);
       const Solution back = flow.inverse(flow.forward(some), AndersonOptions{.tolerance = options.tolerance});
-      for (const SampleStatus status : back.report.statuses) {
-        if (status != SampleStatus::kConverged && status != SampleStatus::kExact) ++score.inverse_failures;
-      }
+      score.inverse_failures += back.report.batch() - back.report.converged_count();
       score.iterations = std::max(score.iterations, back.report.most_iterations());
       const double range = is_plane(flow) ? 1 : 256;
       const double error = (back.x - some).abs().max().item<double>() / range;
@@ -63,6 +58,18 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   score.standard_error = all.std(/*unbiased=*/true).item<double>() / std::sqrt(static_cast<double>(count));
   score.seconds = seconds_since(start);
   return score;
+}
+
+std::string to_json(const DensityScore& score) {
+  return nlohmann::ordered_json{{"bits", json_number(score.bits)},
+                                {"standard_error", json_number(score.standard_error)},
+                                {"images", score.images},
+                                {"estimator", score.estimator},
+                                {"inverse_images", score.inverse_images},
+                                {"inverse_failures", score.inverse_failures},
+                                {"inverse_error", json_number(score.inverse_error)},
+                                {"iterations", score.iterations}}
+      .dump();
 }
 
 at::Tensor picture_of(const at::Tensor& images, int64_t columns) {

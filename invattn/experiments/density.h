@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "invattn/experiments/density_options.h"
-#include "invattn/experiments/reconstruction.h"
+#include "invattn/experiments/run_folder.h"
 #include "invattn/solver/report.h"
 
 namespace invattn {
@@ -25,6 +25,9 @@ struct DensityScore {
   int64_t iterations = 0;        ///< of all blocks together, at most
   double seconds = 0;
 };
+
+/// As a JSON object, but for the seconds; what is not finite is null.
+std::string to_json(const DensityScore& score);
 
 /// What is being done, and how much of it is done.
 using DensityObserver = std::function<void(double fraction, const std::string& doing)>;

@@ -3,13 +3,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numbers>
@@ -28,6 +24,7 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/archive.h"
+#include "invattn/ops/full_precision.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
@@ -36,7 +33,7 @@
 namespace invattn {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = Progress::Clock;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
@@ -45,38 +42,18 @@ constexpr int kBackOffs = 3;        // times that a training that went astray st
 constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
 constexpr int64_t kPlanePixels = 200;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::string number_text(const char* format, double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
-ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); }
-
 /// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
 class FastConvolutions {
  public:
-  explicit FastConvolutions(bool tf32)
-      : convolutions_(at::globalContext().allowTF32CuDNN()),
-        products_(at::globalContext().allowTF32CuBLAS()),
-        tries_(at::globalContext().benchmarkCuDNN()) {
-    at::globalContext().setAllowTF32CuDNN(tf32);
-    at::globalContext().setAllowTF32CuBLAS(tf32);
+  explicit FastConvolutions(bool tf32) : precision_(!tf32), tries_(at::globalContext().benchmarkCuDNN()) {
     at::globalContext().setBenchmarkCuDNN(true);
   }
-  ~FastConvolutions() {
-    at::globalContext().setAllowTF32CuDNN(convolutions_);
-    at::globalContext().setAllowTF32CuBLAS(products_);
-    at::globalContext().setBenchmarkCuDNN(tries_);
-  }
+  ~FastConvolutions() { at::globalContext().setBenchmarkCuDNN(tries_); }
   FastConvolutions(const FastConvolutions&) = delete;
   FastConvolutions& operator=(const FastConvolutions&) = delete;
 
  private:
-  bool convolutions_;
-  bool products_;
+  FullPrecision precision_;
   bool tries_;
 };
 
@@ -152,21 +129,9 @@ class Training {
   std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
 
   void open_folder() const {
-    std::error_code error;
-    std::filesystem::create_directories(folder_ / "samples", error);
-    if (error) {
-      fail(ErrorKind::kData, kOrigin, "expected to make the folder '", folder_.string(), "', which failed: ", error.message(),
-           ". Name another by --out.");
-    }
-    const std::filesystem::path config = folder_ / "config.toml";
-    if (std::filesystem::exists(config)) {
-      require(run_.run.resume, kOrigin, "expected a folder without a run, got '", folder_.string(),
-              "', which holds one. Continue it with --resume, or name another folder by --out.");
-    } else {
-      require(!run_.run.resume, kOrigin, "expected a run to resume in '", folder_.string(),
-              "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
-    }
-    write_file_atomically(config, write_toml(options_), kOrigin);  // a resumed run may have more steps than before
+    open_run_folder(run_.run, kOrigin);
+    make_folder(folder_ / "samples", kOrigin);
+    write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin);  // a resumed run may have more steps than before
   }
 
   int64_t parameters() const {
@@ -263,12 +228,12 @@ class Training {
     const auto mean = [&means](Figure figure) { return static_cast<double>(means[figure].item<float>()); };
     const double speed = static_cast<double>(step_ - first) / std::max(seconds_since(start), 1e-9);
     append({{"step", step_},
-            {"bits", number(mean(kBits))},
-            {"penalty", number(mean(kPenalty))},
-            {"gradient_norm", number(mean(kGradientNorm))},
-            {"largest", number(mean(kLargest))},
+            {"bits", json_number(mean(kBits))},
+            {"penalty", json_number(mean(kPenalty))},
+            {"gradient_norm", json_number(mean(kGradientNorm))},
+            {"largest", json_number(mean(kLargest))},
             {"learning_rate", optimizer_->options().learning_rate},
-            {"seconds", number(seconds_)}});
+            {"seconds", json_number(seconds_)}});
     const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
     progress_.show("step " + std::to_string(step_) + " of " + std::to_string(options_.steps) + ": " + number_text("%.4f ", mean(kBits)) +
                    unit_name() + (guard_->size() > 0 ? number_text(", largest local constant %.3f", mean(kLargest)) : "") +
@@ -302,7 +267,7 @@ class Training {
     optimizer_->swap_average();
     flow_->eval();
     const DensityScore score = score_validation(std::min<int64_t>(options_.validation_images, 500));
-    append({{"step", step_}, {"validation", number(score.bits)}, {"validation_error", number(score.standard_error)}});
+    append({{"step", step_}, {"validation", json_number(score.bits)}, {"validation_error", json_number(score.standard_error)}});
     const std::filesystem::path path = draw_samples();
     progress_.keep("step " + std::to_string(step_) + ": " + number_text("%.4f", score.bits) +
                    number_text(" +- %.4f ", score.standard_error) + unit_name() + " on " + std::to_string(score.images) + " held-out " +
@@ -392,13 +357,11 @@ class Training {
     optimizer_->swap_average();
     flow_->eval();
     DensityOutcome outcome{.finished = true, .step = step_};
-    const auto names = train_.slice(0, 0, kMeasured).split(64);
-    std::vector<at::Tensor> batches;
-    batches.reserve(names.size());
-    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "measure"));
-    for (const at::Tensor& part : names) batches.push_back(flow_input(part, /*channels_last=*/false));
     if (guard_->size() > 0) {
       progress_.show("measuring the local constants of the attention");
+      at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "measure"));
+      std::vector<at::Tensor> batches = train_.slice(0, 0, kMeasured).split(64);
+      for (at::Tensor& batch : batches) batch = flow_input(batch, /*channels_last=*/false);
       for (const Certificate& certificate :
            guard_->finish([this](const at::Tensor& x) { flow_->forward(x); }, batches, "training images")) {
         outcome.promises.push_back(certificate.text());
@@ -408,23 +371,14 @@ class Training {
     invattn::save(outcome.model, *flow_);
     outcome.validation = score_validation(options_.evaluation.inverse_images);
     outcome.picture = draw_samples();
-    const DensityScore& score = outcome.validation;
     const ordered_json results{
         {"finished", true},
         {"data", options_.data},
         {"steps", step_},
-        {"seconds", number(seconds_)},
+        {"seconds", json_number(seconds_)},
         {"parameters", parameters()},
         {"unit", unit_name()},
-        {"validation",
-         {{"bits", number(score.bits)},
-          {"standard_error", number(score.standard_error)},
-          {"images", score.images},
-          {"estimator", score.estimator},
-          {"inverse_images", score.inverse_images},
-          {"inverse_failures", score.inverse_failures},
-          {"inverse_error", number(score.inverse_error)},
-          {"iterations", score.iterations}}},
+        {"validation", ordered_json::parse(to_json(outcome.validation))},
         {"certificates", outcome.promises},
         {"made_with", {{"command", run_.run.command}, {"invattn", kVersion}, {"torch", kTorchVersion}, {"device", device_.str()}}}};
     write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);

@@ -33,14 +33,8 @@ using nlohmann::ordered_json;
 constexpr const char* kOrigin = "reconstruct";
 constexpr double kSmallestSsim = 0.9999;  // of an inverse that is promised
 
-std::string format(const char* pattern, double value) {
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), pattern, value);
-  return text.data();
-}
-
 std::string format(const char* pattern, const json& value) {
-  return value.is_number() ? format(pattern, value.get<double>()) : "not finite";
+  return value.is_number() ? number_text(pattern, value.get<double>()) : "not finite";
 }
 
 std::string now() {
@@ -49,15 +43,6 @@ std::string now() {
   gmtime_r(&time, &parts);
   std::array<char, 32> text{};
   return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", &parts)};
-}
-
-void make_folder(const std::filesystem::path& folder) {
-  std::error_code problem;
-  std::filesystem::create_directories(folder, problem);
-  if (problem) {
-    fail(ErrorKind::kData, kOrigin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
-         ". Name another by --out.");
-  }
 }
 
 std::string read_text(const std::filesystem::path& path) {
@@ -69,17 +54,12 @@ std::string read_text(const std::filesystem::path& path) {
 class RunFolder {
  public:
   RunFolder(const ReconstructionOptions& options, const RunSettings& settings) : options_(options), settings_(settings) {
-    make_folder(settings.folder);
     const std::filesystem::path config = settings.folder / "config.toml";
     const std::string text = write_toml(options);
-    if (std::filesystem::exists(config)) {
-      require(settings.resume, kOrigin, "expected a folder without a run, got '", settings.folder.string(),
-              "', which holds one. Continue it with --resume, or name another folder by --out.");
+    if (open_run_folder(settings, kOrigin)) {
       require(read_text(config) == text, kOrigin, "expected the configuration of the run in '", settings.folder.string(),
               "', got another. Leave out --config and --set to resume with its own, or name another folder by --out.");
     } else {
-      require(!settings.resume, kOrigin, "expected a run to resume in '", settings.folder.string(),
-              "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
       write_file_atomically(config, text, kOrigin);
     }
     write_file_atomically(settings.folder / "metrics.jsonl", "", kOrigin);  // written anew from what the cells remember
@@ -103,12 +83,11 @@ class RunFolder {
 
   void add_metrics(const ReconstructionCell& cell, const EpochReport& report) {
     std::ofstream out(settings_.folder / "metrics.jsonl", std::ios::app);
-    const auto number = [](double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); };
     out << ordered_json{{"cell", cell.id(options_)},
                         {"epoch", report.epoch},
-                        {"loss", number(report.loss)},
-                        {"penalty", number(report.penalty)},
-                        {"largest", number(report.largest)}}
+                        {"loss", json_number(report.loss)},
+                        {"penalty", json_number(report.penalty)},
+                        {"largest", json_number(report.largest)}}
         << std::endl;
     if (!out) {
       fail(ErrorKind::kData, kOrigin, "expected to write '", (settings_.folder / "metrics.jsonl").string(),
@@ -192,7 +171,7 @@ ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, c
   try {
     for (const ReconstructionCell& cell : cells) {
       if (folder.finished(cell)) continue;
-      make_folder(folder.cell_folder(cell));
+      make_folder(folder.cell_folder(cell), kOrigin);
       const std::string place =
           cell.title() + " (cell " + std::to_string(folder.rows().size() + 1) + " of " + std::to_string(cells.size()) + ")";
       const CellObserver observer{.progress =

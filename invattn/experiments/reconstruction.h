@@ -1,22 +1,13 @@
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "invattn/experiments/reconstruction_options.h"
+#include "invattn/experiments/run_folder.h"
 
 namespace invattn {
-
-/// Where and on what an experiment runs.
-struct RunSettings {
-  std::filesystem::path folder;
-  at::Device device = at::Device(at::kCPU);
-  bool resume = false;    ///< go on with the run that the folder holds; else a folder that holds one is refused
-  std::string command{};  ///< for the record
-};
 
 /// What came out of a run, for an exit code and a last line; the rest is in the folder.
 struct ReconstructionOutcome {

@@ -32,12 +32,13 @@
 #include "invattn/nn/squeeze.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
 
 namespace invattn {
 namespace {
 
 using nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
+using Clock = Progress::Clock;
 
 constexpr int64_t kChannels = 12;                        // of a squeezed colour image
 constexpr int64_t kResidentBytes = int64_t{1} << 26;     // images as numbers are kept up to this, else made anew for each batch
@@ -47,16 +48,11 @@ constexpr int64_t kLargestGrid = 1024;  // positions of a response map that the 
 // Steps after which the report shows the iterate: all of the first, then every quarter octave.
 constexpr std::array<int64_t, 22> kFrameSteps = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100};
 
-/// JSON has no numbers that are not finite: null.
-ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); }
-
 ordered_json numbers(const std::vector<double>& values) {
   ordered_json list = ordered_json::array();
-  for (const double value : values) list.push_back(number(value));
+  for (const double value : values) list.push_back(json_number(value));
   return list;
 }
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 at::Generator generator_of(int64_t seed, const std::string& stream) {
   return at::detail::createCPUGenerator(derive_seed(static_cast<std::uint64_t>(seed), stream));
@@ -128,12 +124,12 @@ struct Inverse {
             {"options", options},
             {"converged", converged},
             {"failures", failures},
-            {"mse", number(mse)},
-            {"ssim", number(ssim)},
+            {"mse", json_number(mse)},
+            {"ssim", json_number(ssim)},
             {"v_score", v_score},
             {"iterations_max", iterations_max},
             {"evaluations", evaluations},
-            {"residual_max", number(residual_max)},
+            {"residual_max", json_number(residual_max)},
             {"seconds", seconds},
             {"residual_median", numbers(residual_median)},
             {"residual_largest", numbers(residual_largest)}};
@@ -478,14 +474,14 @@ class CellRun {
         {"policy", cell_.variant.policy()},
         {"normalization", to_string(attention_.normalization)},
         {"seed", cell_.seed},
-        {"loss", number(loss_)},
-        {"identity_loss", number(identity_loss_)},
-        {"mse", number(shown->mse)},
-        {"ssim", number(shown->ssim)},
+        {"loss", json_number(loss_)},
+        {"identity_loss", json_number(identity_loss_)},
+        {"mse", json_number(shown->mse)},
+        {"ssim", json_number(shown->ssim)},
         {"v_score", shown->v_score},
-        {"lipschitz_max", number(std::max(largest_of(constants_train_), largest_of(constants_test_)))},
-        {"lipschitz_train", number(largest_of(constants_train_))},
-        {"lipschitz_test", number(largest_of(constants_test_))},
+        {"lipschitz_max", json_number(std::max(largest_of(constants_train_), largest_of(constants_test_)))},
+        {"lipschitz_train", json_number(largest_of(constants_train_))},
+        {"lipschitz_test", json_number(largest_of(constants_test_))},
         {"iterations_max", shown->iterations_max},
         {"failures", shown->failures},
         {"seconds", seconds_},

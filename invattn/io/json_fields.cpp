@@ -37,6 +37,8 @@ nlohmann::json parse_json(std::string_view text, std::string_view origin) {
   }
 }
 
+nlohmann::ordered_json json_number(double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); }
+
 namespace json_detail {
 
 std::string at_index(const std::string& field, std::size_t index) { return field + "[" + std::to_string(index) + "]"; }

@@ -22,6 +22,9 @@ namespace invattn {
 /// Parses text of foreign origin: one JSON value in UTF-8, no key twice in an object, at most 64 levels deep; else an Error(kData).
 nlohmann::json parse_json(std::string_view text, std::string_view origin);
 
+/// JSON has no numbers that are not finite: null.
+nlohmann::ordered_json json_number(double value);
+
 /// An object with every field of `options` that is not an unset optional, in the text of which doubles keep all their digits. Numbers
 /// that JSON cannot hold are usage errors.
 template <HasFields T>

@@ -4,14 +4,15 @@
 
 namespace invattn {
 
-/// While it lives, float32 is float32 on a GPU, too: torch lets convolutions round their inputs to TF32, 10 bits, unless told otherwise. An
+/// While it lives, float32 is float32 on a GPU, too (or, where that is not wanted, may be TF32): torch lets convolutions round their inputs to TF32, 10 bits, unless told otherwise. An
 /// inverse needs all of them (an i-ResNet comes back to 5e-5 instead of 3e-3), and so does what is reported of a network. Like torch's own
 /// switch it holds for the whole process.
 class FullPrecision {
  public:
-  FullPrecision() : convolutions_(at::globalContext().allowTF32CuDNN()), products_(at::globalContext().allowTF32CuBLAS()) {
-    at::globalContext().setAllowTF32CuDNN(false);
-    at::globalContext().setAllowTF32CuBLAS(false);
+  explicit FullPrecision(bool wanted = true)
+      : convolutions_(at::globalContext().allowTF32CuDNN()), products_(at::globalContext().allowTF32CuBLAS()) {
+    at::globalContext().setAllowTF32CuDNN(!wanted);
+    at::globalContext().setAllowTF32CuBLAS(!wanted);
   }
   ~FullPrecision() {
     at::globalContext().setAllowTF32CuDNN(convolutions_);

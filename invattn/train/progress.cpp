@@ -29,6 +29,14 @@ void Progress::keep(const std::string& text) {
   if (terminal_) shown_ = {};
 }
 
+double seconds_since(Progress::Clock::time_point start) { return std::chrono::duration<double>(Progress::Clock::now() - start).count(); }
+
+std::string number_text(const char* pattern, double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), pattern, value);
+  return text.data();
+}
+
 std::string duration_text(double seconds) {
   std::array<char, 48> text{};
   if (seconds < 90) {

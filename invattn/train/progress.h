@@ -24,6 +24,11 @@ class Progress {
   Clock::time_point shown_;
 };
 
+double seconds_since(Progress::Clock::time_point start);
+
+/// A number as printf writes it: number_text("%.4f", bits).
+std::string number_text(const char* pattern, double value);
+
 /// "41 s", "3 min", "2 h 05 min".
 std::string duration_text(double seconds);
 

@@ -1,0 +1,28 @@
+#include "invattn/experiments/run_folder.h"
+
+#include <system_error>
+
+#include "invattn/core/error.h"
+
+namespace invattn {
+
+void make_folder(const std::filesystem::path& folder, std::string_view origin) {
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  if (problem) {
+    fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
+         ". Name another by --out.");
+  }
+}
+
+bool open_run_folder(const RunSettings& settings, std::string_view origin) {
+  make_folder(settings.folder, origin);
+  const bool holds_one = std::filesystem::exists(settings.folder / "config.toml");
+  require(!holds_one || settings.resume, origin, "expected a folder without a run, got '", settings.folder.string(),
+          "', which holds one. Continue it with --resume, or name another folder by --out.");
+  require(holds_one || !settings.resume, origin, "expected a run to resume in '", settings.folder.string(),
+          "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
+  return holds_one;
+}
+
+}  // namespace invattn

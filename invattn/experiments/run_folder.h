@@ -1,0 +1,25 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace invattn {
+
+/// Where and on what an experiment runs.
+struct RunSettings {
+  std::filesystem::path folder;
+  at::Device device = at::Device(at::kCPU);
+  bool resume = false;    ///< go on with the run that the folder holds; else a folder that holds one is refused
+  std::string command{};  ///< for the record
+};
+
+/// Makes a folder and those above it, or fails with what to do.
+void make_folder(const std::filesystem::path& folder, std::string_view origin);
+
+/// Makes the folder of a run. True where it holds a run already, which is an error unless it is to be resumed; so is the opposite.
+bool open_run_folder(const RunSettings& settings, std::string_view origin);
+
+}  // namespace invattn
