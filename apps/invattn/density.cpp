@@ -83,6 +83,7 @@ struct TrainArguments : CommonArguments {
   double minutes = 0;
   int64_t shard_megabytes = 0;
   std::filesystem::path weights;
+  std::filesystem::path trace;
   bool weights_only = false;
   bool resume = false;
   bool print_config = false;
@@ -129,7 +130,8 @@ void train(TrainArguments arguments) {
                                 .time_limit = 60 * arguments.minutes,
                                 .weights = arguments.weights,
                                 .weights_only = arguments.weights_only,
-                                .shard_bytes = arguments.shard_megabytes * kMebibyte});
+                                .shard_bytes = arguments.shard_megabytes * kMebibyte,
+                                .trace = arguments.trace});
     if (!outcome.finished) {
       std::cout << "Stopped by --time-limit after step " << outcome.step << " of " << options.steps
                 << "; everything is saved. Continue with: " << again << std::endl;
@@ -309,6 +311,7 @@ void add_train(CLI::App& density) {
   command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
   command->add_option("--shard-mb", arguments->shard_megabytes, "Write checkpoints as files of at most so many MiB")
       ->check(CLI::PositiveNumber);
+  command->add_option("--trace", arguments->trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
   command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
   command->add_flag("--weights-only", arguments->weights_only,
                     "With each checkpoint write weights.safetensors: the weights alone, in bfloat16");

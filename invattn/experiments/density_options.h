@@ -50,13 +50,13 @@ struct DensityLogDet {
 };
 
 /// Arithmetic of the convolutions on a GPU while training; evaluation, sampling and inverses are always in float32.
-enum class DensityPrecision { kFloat32, kTf32 };
+enum class DensityPrecision { kFloat32, kTf32, kBf16 };
 
 template <>
 struct EnumNames<DensityPrecision> {
   static constexpr std::string_view kWhat = "a precision";
-  static constexpr std::array<std::pair<DensityPrecision, std::string_view>, 2> kNames{
-      {{DensityPrecision::kFloat32, "float32"}, {DensityPrecision::kTf32, "tf32"}}};
+  static constexpr std::array<std::pair<DensityPrecision, std::string_view>, 3> kNames{
+      {{DensityPrecision::kFloat32, "float32"}, {DensityPrecision::kTf32, "tf32"}, {DensityPrecision::kBf16, "bf16"}}};
 };
 
 /// How a trained flow is judged.
@@ -119,7 +119,7 @@ struct DensityOptions {
     field("guard", self.guard, "how attention blocks of policy guarded are held");
     field("flip", self.flip, "mirror images at random");
     field("crop", self.crop, "move images at random by so many pixels at most");
-    field("precision", self.precision, "of convolutions while training on a GPU: float32 or tf32");
+    field("precision", self.precision, "of convolutions while training on a GPU: float32, tf32 or bf16");
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");

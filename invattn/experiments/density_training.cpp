@@ -29,6 +29,7 @@
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
+#include "invattn/train/trace.h"
 
 namespace invattn {
 namespace {
@@ -41,6 +42,7 @@ constexpr const char* kOrigin = "density";
 constexpr int kBackOffs = 3;        // times that a training that went astray starts again from its last checkpoint
 constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
 constexpr int64_t kPlanePixels = 200;
+constexpr int64_t kTracedStep = 5;  // of a process: everything is loaded and tried by then
 
 /// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
 class FastConvolutions {
@@ -72,6 +74,7 @@ class Training {
     flow_ = Flow(options.flow);
     if (!run.weights.empty()) start_from(run.weights);
     flow_->to(device_);
+    if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
     optimizer_ = std::make_unique<Optimizer>(*flow_, options.optimizer);
     guard_ = std::make_unique<Guard>(*flow_, options.guard);
     numbers_ = at::zeros({options.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
@@ -87,13 +90,13 @@ class Training {
     const TimeLeft time(static_cast<double>(options_.steps));
     const int64_t first = step_;
     auto saved = start;
-    auto fast = std::make_unique<FastConvolutions>(options_.precision == DensityPrecision::kTf32);
+    auto fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
     flow_->train();
     progress_.keep("Training on " + std::to_string(train_.size(0)) + (plane_ ? " points, " : " images, ") + std::to_string(parameters()) +
                    " weights, " + std::to_string(guard_->size()) + " guarded attention block" + (guard_->size() == 1 ? "" : "s") + ", on " +
                    device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
     while (step_ < options_.steps) {
-      take_step();
+      take_step(step_ - first);
       ++step_;
       const bool last = step_ == options_.steps;
       if (step_ % options_.report_every == 0) {
@@ -106,7 +109,7 @@ class Training {
       if (!last && options_.evaluate_every > 0 && step_ % options_.evaluate_every == 0) {
         fast.reset();
         look();
-        fast = std::make_unique<FastConvolutions>(options_.precision == DensityPrecision::kTf32);
+        fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
       }
       const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
       if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {
@@ -169,7 +172,8 @@ class Training {
     if (wanted != optimizer_->options().learning_rate) optimizer_->set_learning_rate(wanted);
   }
 
-  void take_step() {
+  /// `number`: steps of this process before.
+  void take_step(int64_t number) {
     choose_batch();
     set_learning_rate();
     const std::string place = "step " + std::to_string(step_);
@@ -181,7 +185,17 @@ class Training {
     at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), place));  // so that nothing of it has to be remembered
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 24;
-    const bool captured = options_.capture && options_.log_det.estimator != DensityEstimator::kExact && terms <= kManyTerms;
+    const bool traces = !run_.trace.empty();
+    if (traces && number == kTracedStep) {
+      trace_work(run_.trace, [&] {
+        work(terms);
+        finite();  // waits
+      });
+      progress_.keep("Timeline of a step in " + run_.trace.string());
+      return;
+    }
+    const bool captured = (!traces || number > kTracedStep) && options_.capture && options_.log_det.estimator != DensityEstimator::kExact &&
+                          terms <= kManyTerms;
     if (!captured) {
       work(terms);
       return;

@@ -2,13 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "invattn/ops/largest_singular_value.h"
@@ -19,17 +22,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight) {
-  return at::conv2d(input, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
-}
-
 /// How much of a fresh vector is mixed into a warm start. It costs the estimate the square of this at most, and an iteration removes it.
 constexpr double kRefreshment = 1e-2;
-
-/// The adjoint of `convolve` in its input.
-at::Tensor convolve_transposed(const at::Tensor& output, const at::Tensor& weight) {
-  return at::conv_transpose2d(output, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
-}
 
 /// The identity, whose own derivative is an error: it stands where a second derivative would be silently wrong.
 struct FirstDerivativeOnly : torch::autograd::Function<FirstDerivativeOnly> {
@@ -41,26 +35,59 @@ struct FirstDerivativeOnly : torch::autograd::Function<FirstDerivativeOnly> {
   }
 };
 
-/// sigma = <u, W v>, computed before, with u and v fixed: at the singular vectors this has the derivative of the spectral norm.
+/// n convolutions at once, as matrices (n, O, I k k) and what they are multiplied by, (n, I k k, H W): a launch or two whatever n.
+struct Convolutions {
+  Convolutions(const at::Tensor& stacked, int64_t height_, int64_t width_)  // (n, O, I, k, k)
+      : matrices(stacked.flatten(2)), kernel{stacked.size(3), stacked.size(4)}, inputs(stacked.size(2)), height(height_), width(width_) {}
+
+  at::Tensor patches(const at::Tensor& images) const {  // (n, I, H, W) -> (n, I k k, H W)
+    if (kernel[0] * kernel[1] == 1) return images.flatten(2);
+    return at::im2col(images.reshape({1, -1, height, width}), kernel, {1, 1}, padding(), {1, 1}).view({images.size(0), -1, height * width});
+  }
+  at::Tensor apply(const at::Tensor& images) const { return at::bmm(matrices, patches(images)); }  // (n, I, H, W) -> (n, O, H W)
+  at::Tensor apply_transposed(const at::Tensor& outputs) const {                                   // (n, O, H W) -> (n, I, H, W)
+    const auto columns = at::bmm(matrices.transpose(1, 2), outputs);
+    const auto images = kernel[0] * kernel[1] == 1
+                            ? columns
+                            : at::col2im(columns.reshape({1, -1, height * width}), {height, width}, kernel, {1, 1}, padding(), {1, 1});
+    return images.view({outputs.size(0), inputs, height, width});
+  }
+  std::array<int64_t, 2> padding() const { return {kernel[0] / 2, kernel[1] / 2}; }
+
+  at::Tensor matrices;
+  std::array<int64_t, 2> kernel;
+  int64_t inputs, height, width;
+};
+
+at::Tensor lengths(const at::Tensor& vectors) { return at::linalg_vector_norm(vectors.flatten(1), 2, 1); }  // (n, ...) -> (n)
+
+/// (n) -> (n, 1, ..., 1), to multiply vectors by.
+at::Tensor as_factor(const at::Tensor& numbers, const at::Tensor& vectors) {
+  std::vector<int64_t> sizes(static_cast<std::size_t>(vectors.dim()), 1);
+  sizes[0] = numbers.size(0);
+  return numbers.view(sizes);
+}
+
+/// sigma = <u, W v> of each convolution, computed before, with u and v fixed: at the singular vectors this has the derivative of the
+/// spectral norm.
 struct NormFunction : torch::autograd::Function<NormFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& norm, const at::Tensor& left,
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& stacked, const at::Tensor& norm, const at::Tensor& left,
                             const at::Tensor& right) {
-    context->save_for_backward({weight, left, right});
+    context->save_for_backward({stacked, left, right});
     return norm.clone();
   }
   static variable_list backward(AutogradContext* context, variable_list cotangents) {
     const auto saved = context->get_saved_variables();
-    const auto& weight = saved[0];
+    const auto& [stacked, left, right] = std::tie(saved[0], saved[1], saved[2]);
     at::Tensor gradient;
     {
       at::NoGradGuard no_grad;
-      const std::array<int64_t, 2> padding{weight.size(2) / 2, weight.size(3) / 2};
-      gradient = std::get<1>(at::convolution_backward(saved[1], saved[2], weight, at::OptionalIntArrayRef(), {1, 1}, padding, {1, 1}, false,
-                                                      {0, 0}, 1, {false, true, false}));
+      const Convolutions convolutions(stacked, right.size(2), right.size(3));
+      gradient = at::bmm(left, convolutions.patches(right).transpose(1, 2)).view(stacked.sizes());
     }
-    auto result = cotangents[0] * gradient;
+    auto result = as_factor(cotangents[0], gradient) * gradient;
     // Without this tie to the weight the result would look independent of it.
-    if (at::GradMode::is_enabled()) result = result + FirstDerivativeOnly::apply(weight * 0);
+    if (at::GradMode::is_enabled()) result = result + FirstDerivativeOnly::apply(stacked * 0);
     return {result, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -75,6 +102,7 @@ at::Tensor patternless(at::IntArrayRef shape, const at::TensorOptions& options) 
 }  // namespace
 
 at::Tensor spectral_norm(const at::Tensor& matrix) {
+  RECORD_USER_SCOPE("spectral norms");
   require(matrix.defined() && matrix.dim() == 2, "spectral_norm", "expected a matrix, got ", matrix.defined() ? matrix.dim() : 0,
           " dimensions.");
   require(matrix.numel() > 0, "spectral_norm", "expected a matrix with entries, got ", matrix.sizes(), ".");
@@ -82,7 +110,7 @@ at::Tensor spectral_norm(const at::Tensor& matrix) {
 }
 
 at::Tensor constrain(const at::Tensor& weight, const at::Tensor& norm, double constant) {
-  return constant > 0 ? weight / (norm / constant).clamp_min(1) : weight;
+  return constant > 0 ? weight * (norm / constant).clamp_min(1).reciprocal() : weight;
 }
 
 ConvolutionNorm::ConvolutionNorm(int64_t inputs, int64_t height, int64_t width, PowerIterationOptions options) : options_(options) {
@@ -94,27 +122,75 @@ ConvolutionNorm::ConvolutionNorm(int64_t inputs, int64_t height, int64_t width, 
   vector_ = at::zeros({1, inputs, height, width});
 }
 
-bool ConvolutionNorm::belongs(const Estimate& estimate, const at::Tensor& weight) {
+void ConvolutionNorm::check(const at::Tensor& weight) const {
   require(weight.defined() && weight.dim() == 4 && weight.size(2) % 2 == 1 && weight.size(3) % 2 == 1 && weight.size(1) == vector_.size(1),
           "ConvolutionNorm", "expected a weight (O, ", vector_.size(1), ", k, k) with odd k, got ",
           weight.defined() ? weight.sizes() : at::IntArrayRef{}, ".");
+}
+
+bool ConvolutionNorm::belongs(const Estimate& estimate, const at::Tensor& weight) {
+  check(weight);
   iterations_ = 0;
   return estimate.weight.defined() && estimate.weight.is_set_to(weight) && estimate.version == weight._version();
 }
 
 at::Tensor ConvolutionNorm::measure(const at::Tensor& weight) {
   if (!belongs(measured_, weight)) measured_ = to_tolerance(weight);
-  return NormFunction::apply(weight, measured_.norm, measured_.left, measured_.right);
+  return NormFunction::apply(weight.unsqueeze(0), measured_.norm, measured_.left, measured_.right).squeeze(0);
 }
 
 at::Tensor ConvolutionNorm::track(const at::Tensor& weight) {
-  if (!belongs(tracked_, weight)) {
-    tracked_ = options_.steps > 0 && is_warm() ? by_steps(weight) : to_tolerance(weight);
-    at::NoGradGuard no_grad;
-    vector_.copy_(tracked_.right);  // not the estimate's own tensor, which a backward pass may still need
-    warm_ = true;
+  check(weight);
+  return track({this}, {weight}, weight.unsqueeze(0)).squeeze(0);
+}
+
+at::Tensor ConvolutionNorm::track(const std::vector<ConvolutionNorm*>& norms, const std::vector<at::Tensor>& weights,
+                                  const at::Tensor& stacked) {
+  RECORD_USER_SCOPE("spectral norms");
+  require(!norms.empty() && norms.size() == weights.size(), "ConvolutionNorm", "expected weights for each of some norms, got ",
+          weights.size(), " and ", norms.size(), ".");
+  bool together = true;
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    auto& norm = *norms[i];
+    together = together && !norm.belongs(norm.tracked_, weights[i]) && norm.steps_from_here() > 0 &&
+               norm.steps_from_here() == norms[0]->steps_from_here();
   }
-  return NormFunction::apply(weight, tracked_.norm, tracked_.left, tracked_.right);
+  if (together) {
+    const auto estimate = by_steps(norms, stacked.detach());
+    keep(norms, weights, estimate);
+    return NormFunction::apply(stacked, estimate.norm, estimate.left, estimate.right);
+  }
+  std::vector<at::Tensor> found;
+  std::vector<at::Tensor> left;
+  std::vector<at::Tensor> right;
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    auto& norm = *norms[i];
+    if (!norm.belongs(norm.tracked_, weights[i])) {
+      keep({&norm}, {weights[i]},
+           norm.steps_from_here() > 0 ? by_steps({&norm}, weights[i].detach().unsqueeze(0)) : norm.to_tolerance(weights[i]));
+    }
+    found.push_back(norm.tracked_.norm);
+    left.push_back(norm.tracked_.left);
+    right.push_back(norm.tracked_.right);
+  }
+  return NormFunction::apply(stacked, at::cat(found), at::cat(left), at::cat(right));
+}
+
+/// Gives each norm its part of what was found for all.
+void ConvolutionNorm::keep(const std::vector<ConvolutionNorm*>& norms, const std::vector<at::Tensor>& weights, const Estimate& estimate) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> vectors;
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    norms[i]->tracked_ = {.norm = estimate.norm.narrow(0, at, 1),
+                          .left = estimate.left.narrow(0, at, 1),
+                          .right = estimate.right.narrow(0, at, 1),
+                          .weight = weights[i].detach(),
+                          .version = weights[i]._version()};
+    norms[i]->warm_ = true;
+    vectors.push_back(norms[i]->vector_);
+  }
+  at::_foreach_copy_(vectors, estimate.right.split(1));  // not the estimate's own tensor, which a backward pass may still need
 }
 
 void ConvolutionNorm::forget() {
@@ -128,44 +204,53 @@ bool ConvolutionNorm::is_warm() {
   return warm_;
 }
 
-/// A little of a fixed vector keeps the start from being orthogonal to what has become the largest direction.
-at::Tensor ConvolutionNorm::start(const at::Tensor& weight) {
+/// 0: to the tolerance.
+int64_t ConvolutionNorm::steps_from_here() { return options_.steps > 0 && is_warm() ? options_.steps : 0; }
+
+/// A little of this fixed vector keeps the start from being orthogonal to what has become the largest direction.
+const at::Tensor& ConvolutionNorm::fresh(const at::Tensor& weight) {
   if (!fresh_.defined() || !fresh_.options().type_equal(weight.options()) || fresh_.device() != weight.device()) {
     fresh_ = patternless(vector_.sizes(), weight.options());
   }
-  return at::lerp(vector_.to(weight.options()), fresh_, kRefreshment);
+  return fresh_;
 }
 
-ConvolutionNorm::Estimate ConvolutionNorm::by_steps(const at::Tensor& weight) {
+ConvolutionNorm::Estimate ConvolutionNorm::by_steps(const std::vector<ConvolutionNorm*>& norms, const at::Tensor& stacked) {
   at::NoGradGuard no_grad;
-  Estimate result{.norm = {}, .left = {}, .right = start(weight), .weight = weight.detach(), .version = weight._version()};
-  for (iterations_ = 0; iterations_ < options_.steps; ++iterations_) {
-    const auto image = convolve(result.right, weight);
-    result.left = image / image.norm().clamp_min(std::numeric_limits<float>::min());
-    const auto pulled_back = convolve_transposed(result.left, weight);
-    result.norm = pulled_back.norm();
+  std::vector<at::Tensor> vectors;
+  for (const auto* norm : norms) vectors.push_back(norm->vector_);
+  const Convolutions convolutions(stacked, vectors[0].size(2), vectors[0].size(3));
+  Estimate result;
+  result.right = at::lerp(at::cat(vectors).to(stacked.options()), norms[0]->fresh(stacked), kRefreshment);
+  for (int64_t step = 0; step < norms[0]->options_.steps; ++step) {
+    const auto image = convolutions.apply(result.right);
+    result.left = image / as_factor(lengths(image).clamp_min(std::numeric_limits<float>::min()), image);
+    const auto pulled_back = convolutions.apply_transposed(result.left);
+    result.norm = lengths(pulled_back);
     // Zero weights have no direction, and NaN none either: the vector stays for better ones, and the norm itself tells.
-    result.right = at::where((result.norm > 0).logical_and(result.norm < std::numeric_limits<double>::infinity()),
-                             pulled_back / result.norm, result.right);
+    const auto usable = (result.norm > 0).logical_and(result.norm < std::numeric_limits<double>::infinity());
+    result.right = at::where(as_factor(usable, pulled_back), pulled_back / as_factor(result.norm, pulled_back), result.right);
   }
+  for (auto* norm : norms) norm->iterations_ = norm->options_.steps;
   return result;
 }
 
 ConvolutionNorm::Estimate ConvolutionNorm::to_tolerance(const at::Tensor& weight) {
   at::NoGradGuard no_grad;
-  auto right = start(weight);
+  const Convolutions convolution(weight.unsqueeze(0), vector_.size(2), vector_.size(3));
+  auto right = at::lerp(vector_.to(weight.options()), fresh(weight), kRefreshment);
   right = right / right.norm();
   double estimate = 0;
   double change = 0;
   converged_ = false;
   for (iterations_ = 0; !converged_ && iterations_ < options_.max_iterations; ++iterations_) {
-    const auto image = convolve(right, weight);
+    const auto image = convolution.apply(right);
     const double norm = image.norm().item<double>();
     if (!(norm > 0)) {  // as above
       converged_ = norm == 0;
       break;
     }
-    const auto pulled_back = convolve_transposed(image, weight);
+    const auto pulled_back = convolution.apply_transposed(image);
     right = pulled_back / pulled_back.norm();
     // The changes shrink like a geometric series: what is still to come is their tail, which may be far more than the last of them.
     const double before = std::exchange(change, std::abs(norm - std::exchange(estimate, norm)));
@@ -173,8 +258,8 @@ ConvolutionNorm::Estimate ConvolutionNorm::to_tolerance(const at::Tensor& weight
     const double tail = ratio < 1 ? change * ratio / (1 - ratio) : change;
     converged_ = iterations_ > 0 && std::max(change, tail) <= options_.tolerance * norm;
   }
-  const auto image = convolve(right, weight);
-  const auto norm = image.norm();
+  const auto image = convolution.apply(right);
+  const auto norm = lengths(image);
   return {.norm = norm,
           .left = image / norm.clamp_min(std::numeric_limits<float>::min()),
           .right = right,

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace invattn {
 
@@ -37,6 +38,10 @@ class ConvolutionNorm {
   /// `steps` the host never waits for the device (except at the first call, which goes to the tolerance), so that it can be captured.
   at::Tensor track(const at::Tensor& weight);  // (O, inputs, k, k) -> ()
 
+  /// `track` of several convolutions of one shape, each with its own weights, at once: (n, O, inputs, k, k), the weights stacked -> (n).
+  /// A network of many small layers is limited by the number of operations, not by their size.
+  static at::Tensor track(const std::vector<ConvolutionNorm*>& norms, const std::vector<at::Tensor>& weights, const at::Tensor& stacked);
+
   /// The next call iterates, also where the weights look unchanged: a replayed CUDA graph changes them behind autograd's back.
   void forget();
 
@@ -48,18 +53,21 @@ class ConvolutionNorm {
   bool converged() const { return converged_; }       ///< of the last call that went to the tolerance
 
  private:
-  struct Estimate {
-    at::Tensor norm;    // ()
-    at::Tensor left;    // (1, O, H, W), of length one
+  struct Estimate {     // of one convolution, or of n
+    at::Tensor norm;    // (1)
+    at::Tensor left;    // (1, O, H W), of length one
     at::Tensor right;   // (1, I, H, W), of length one: norm = <left, W right>
     at::Tensor weight;  // which weights they belong to: held, so that no others can come to lie at their address
     int64_t version = -1;
   };
 
+  void check(const at::Tensor& weight) const;
   bool belongs(const Estimate& estimate, const at::Tensor& weight);
-  at::Tensor start(const at::Tensor& weight);
+  const at::Tensor& fresh(const at::Tensor& weight);
   Estimate to_tolerance(const at::Tensor& weight);
-  Estimate by_steps(const at::Tensor& weight);
+  static Estimate by_steps(const std::vector<ConvolutionNorm*>& norms, const at::Tensor& stacked);
+  static void keep(const std::vector<ConvolutionNorm*>& norms, const std::vector<at::Tensor>& weights, const Estimate& estimate);
+  int64_t steps_from_here();
   bool is_warm();
 
   PowerIterationOptions options_;

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "invattn/logdet/branch_products.h"
@@ -29,7 +31,13 @@ class GradientOnly : public torch::autograd::Function<GradientOnly> {
 };
 
 /// <a, b> of each sample: (B)
-at::Tensor inner_products(const at::Tensor& a, const at::Tensor& b) { return flatten_samples(a * b).sum(1); }
+at::Tensor inner_products(const at::Tensor& a, const at::Tensor& b) {
+  const auto product = a * b;
+  if (product.dim() == 1) return product;
+  std::vector<int64_t> inside(static_cast<std::size_t>(product.dim() - 1));
+  std::iota(inside.begin(), inside.end(), 1);
+  return product.sum(inside);
+}
 
 /// (B) or (1) -> (B, 1, ..., 1), to multiply samples by.
 at::Tensor as_sample_factor(const at::Tensor& factor, const at::Tensor& x) {
@@ -52,16 +60,16 @@ at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& dra
 
 /// Without a graph; where `neumann` is given it also becomes w = sum_{k=0..} (-1)^k weights[k] (J')^k v, from the same products.
 at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& draw, at::Tensor* neumann) {
-  auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
+  auto series = at::zeros_like(draw.probe);  // sum_k (-1)^(k+1)/k weights[k] (J')^k v: added up before the one inner product
   if (neumann != nullptr) *neumann = at::zeros_like(draw.probe);
   auto power = draw.probe;  // (J')^k v
   for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
-    const auto weight = draw.weights[k - 1];
-    if (neumann != nullptr) neumann->addcmul_(power, as_sample_factor(weight, power), alternating_sign(k));
+    const auto weight = as_sample_factor(draw.weights[k - 1], power);
+    if (neumann != nullptr) neumann->addcmul_(power, weight, alternating_sign(k));
     power = products.vjp(power);
-    value.addcmul_(inner_products(power, draw.probe), weight, alternating_sign(k) / static_cast<double>(k));
+    series.addcmul_(power, weight, alternating_sign(k) / static_cast<double>(k));
   }
-  return value;
+  return inner_products(series, draw.probe);
 }
 
 /// d log det(I + J) = tr((I + J)^-1 dJ) = E[w' dJ v] with w = (I + J')^-1 v, so that <J'w, v> with w held constant has the gradient.
@@ -82,8 +90,9 @@ std::optional<at::Generator> make_generator(const Options& options) {
 /// does not wait for the host.
 at::Tensor draw_probe(Probe probe, const at::Tensor& x, const std::optional<at::Generator>& generator) {
   const auto where = x.options().device(generator ? at::kCPU : x.device()).memory_format(std::nullopt);
-  if (probe == Probe::kGaussian) return at::randn(x.sizes(), generator, where).to(x.device());
-  return at::randint(2, x.sizes(), generator, where).mul_(2).sub_(1).to(x.device());
+  auto drawn = probe == Probe::kGaussian ? at::randn(x.sizes(), generator, where) : at::randint(2, x.sizes(), generator, where);
+  drawn = drawn.to(x.device()).contiguous(x.suggest_memory_format());
+  return probe == Probe::kGaussian ? drawn : drawn.mul_(2).sub_(1);
 }
 
 /// `draw_weights(generator)` gives the weights of one probe's series.

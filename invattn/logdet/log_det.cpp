@@ -1,6 +1,7 @@
 #include "invattn/logdet/log_det.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "invattn/core/error.h"
 #include "invattn/logdet/branch_products.h"
@@ -29,6 +30,7 @@ void check(const LogDetProblem& problem) {
 }  // namespace
 
 LogDet log_det(const LogDetProblem& problem, const LogDetOptions& options) {
+  RECORD_USER_SCOPE("log-determinants");
   std::visit([](const auto& chosen) { chosen.validate(); }, options);
   check(problem);
   auto result = std::visit(

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <chrono>
@@ -289,6 +290,7 @@ at::Tensor AttentionImpl::evaluate(const Maps& maps, const at::Tensor& x) const 
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+  RECORD_USER_SCOPE("attention");
   check(x, "Attention");
   if (options_.policy == Policy::kStrict && options_.outside == Outside::kThrow) outside_domain(x);
   return evaluate(maps(x.size(2) * x.size(3)), x);

@@ -2,11 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ostream>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
@@ -29,20 +34,21 @@ at::Tensor convolve_transposed(const at::Tensor& y, const at::Tensor& weight) {
   return at::conv_transpose2d(y, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
 }
 
-/// J'u from the weights and the slopes behind each layer but the last; paired: the activation has doubled its channels.
-at::Tensor pulled_back(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& slopes, bool paired,
-                       const at::Tensor& cotangent) {
-  auto result = convolve_transposed(cotangent, weights.back());
-  for (std::size_t i = weights.size() - 1; i > 0; --i) {
-    result = result * slopes[i - 1];
-    if (paired) {
-      const auto halves = result.chunk(2, 1);
-      result = halves[0] + halves[1];
-    }
-    result = convolve_transposed(result, weights[i - 1]);
+/// A vector times the slope of ELU, from what ELU gave: as at::elu_backward, whose own derivative takes twice as many operations.
+struct TimesEluSlope : torch::autograd::Function<TimesEluSlope> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& vector, const at::Tensor& result) {
+    context->save_for_backward({vector, result});
+    return at::elu_backward(vector, 1, 1, 1, /*is_result=*/true, result);
   }
-  return result;
-}
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& cotangents) {
+    const auto saved = context->get_saved_variables();
+    const auto& [vector, result] = std::tie(saved[0], saved[1]);
+    // Below 0 the slope is the result + 1. What passes where a number lies in an interval is hardtanh's derivative.
+    const auto of_result = at::hardtanh_backward(cotangents[0] * vector, result, -std::numeric_limits<double>::infinity(), 0);
+    return {TimesEluSlope::apply(cotangents[0], result), of_result};
+  }
+};
 
 }  // namespace
 
@@ -85,43 +91,117 @@ ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(o
   }
 }
 
+/// The activations at a point: all that J knows of it.
+class ConvolutionImpl::Slopes {
+ public:
+  explicit Slopes(Activation activation) : activation_(activation) {}
+
+  /// Activates what comes out of a layer.
+  at::Tensor pass(const ConvolutionImpl& branch, const Layer& layer, const at::Tensor& input) {
+    if (activation_ != Activation::kElu) known_.push_back(branch.slope(layer, input));
+    auto output = branch.activate(layer, input);
+    if (activation_ == Activation::kElu) known_.push_back(output);  // which the next convolution keeps anyway, and which tells the slope
+    return output;
+  }
+
+  at::Tensor jvp(std::size_t i, const at::Tensor& tangent) const {
+    return times_slope(i, activation_ == Activation::kCLipSwish ? at::cat({tangent, tangent}, 1) : tangent);
+  }
+  at::Tensor vjp(std::size_t i, const at::Tensor& cotangent) const {
+    const auto result = times_slope(i, cotangent);
+    if (activation_ != Activation::kCLipSwish) return result;
+    const auto halves = result.chunk(2, 1);
+    return halves[0] + halves[1];
+  }
+
+ private:
+  at::Tensor times_slope(std::size_t i, const at::Tensor& vector) const {
+    if (activation_ != Activation::kElu) return vector * known_[i];
+    return TimesEluSlope::apply(vector, known_[i]);
+  }
+
+  Activation activation_;
+  std::vector<at::Tensor> known_;  // of the activation behind each layer but the last: its slope, or for ELU its result
+};
+
 double ConvolutionImpl::layer_constant() const { return std::pow(options_.constant, 1.0 / static_cast<double>(options_.layers)); }
 
 /// In the format of the example's memory, so that each convolution finds its weights as it wants them.
-std::vector<at::Tensor> ConvolutionImpl::constrained_weights(const at::Tensor& example) {
-  std::vector<at::Tensor> weights;
+ConvolutionImpl::Constrained ConvolutionImpl::constrained(const at::Tensor& example) {
+  if (auto prepared = std::exchange(prepared_, {}); !prepared.weights.empty() && prepared_version_ == layers_[0].weight._version()) {
+    return prepared;
+  }
+  const auto format = example.suggest_memory_format();
+  Constrained result;
   for (auto& layer : layers_) {
     const auto norm = is_training() ? layer.norm.track(layer.weight) : layer.norm.measure(layer.weight);
-    weights.push_back(constrain(layer.weight, norm, layer_constant()).contiguous(example.suggest_memory_format()));
+    result.weights.push_back(constrain(layer.weight, norm, layer_constant()).to(computed_in()).contiguous(format));
+    result.biases.push_back(layer.bias.to(computed_in()));
   }
-  return weights;
+  return result;
 }
+
+void ConvolutionImpl::prepare(const std::vector<ConvolutionImpl*>& branches, at::MemoryFormat format) {
+  if (branches.empty() || !branches[0]->is_training()) return;
+  const auto& first = *branches[0];
+  const auto type = first.computed_in();
+  for (auto* branch : branches) {
+    branch->prepared_ = {};
+    branch->prepared_version_ = branch->layers_[0].weight._version();
+  }
+  for (std::size_t i = 0; i < first.layers_.size(); ++i) {
+    std::vector<ConvolutionNorm*> norms;
+    std::vector<at::Tensor> weights;
+    std::vector<at::Tensor> biases;
+    for (auto* branch : branches) {
+      auto& layer = branch->layers_[i];
+      norms.push_back(&layer.norm);
+      weights.push_back(layer.weight);
+      biases.push_back(layer.bias);
+    }
+    const auto stacked = at::stack(weights);  // (n, O, I, k, k)
+    const auto norm = ConvolutionNorm::track(norms, weights, stacked).view({-1, 1, 1, 1, 1});
+    auto limited = constrain(stacked, norm, first.layer_constant());
+    // Each part in the wanted format, which for several at once has no name: (n, O, k, k, I) in memory.
+    const bool last = format == at::MemoryFormat::ChannelsLast;
+    if (last) limited = limited.permute({0, 1, 3, 4, 2});
+    limited = limited.to(type, /*non_blocking=*/false, /*copy=*/false, at::MemoryFormat::Contiguous).contiguous();
+    if (last) limited = limited.permute({0, 1, 4, 2, 3});
+    const auto weight_parts = limited.unbind(0);
+    const auto bias_parts = at::stack(biases).to(type).unbind(0);
+    for (std::size_t b = 0; b < branches.size(); ++b) {
+      branches[b]->prepared_.weights.push_back(weight_parts[b]);
+      branches[b]->prepared_.biases.push_back(bias_parts[b]);
+    }
+  }
+}
+
+at::ScalarType ConvolutionImpl::computed_in() const { return is_training() && reduced_ ? *reduced_ : layers_[0].weight.scalar_type(); }
 
 /// May overwrite its input: a training step then keeps one tensor for this and the next convolution together.
 at::Tensor ConvolutionImpl::activate(const Layer& layer, at::Tensor input) const {
   if (options_.activation == Activation::kElu) return at::elu_(input);
-  const auto gate = at::sigmoid(at::softplus(layer.beta).view({1, 1, 1, 1}) * input);
+  const auto gate = at::sigmoid(at::softplus(layer.beta).to(input.scalar_type()).view({1, 1, 1, 1}) * input);
   if (options_.activation == Activation::kLipSwish) return input * gate / kSwish;
   const auto swish = input * gate;
   return at::cat({swish, swish - input}, 1) / (kSwish * kPair);  // -x sigmoid(-x) = x sigmoid(x) - x
 }
 
-/// The derivative of `activate`, entry by entry of its result.
+/// The derivative of `activate`, entry by entry of its result; not of ELU, whose result tells it.
 at::Tensor ConvolutionImpl::slope(const Layer& layer, const at::Tensor& input) const {
-  if (options_.activation == Activation::kElu) return at::exp(input.clamp_max(0));
-  const auto scaled = at::softplus(layer.beta).view({1, 1, 1, 1}) * input;
+  const auto scaled = at::softplus(layer.beta).to(input.scalar_type()).view({1, 1, 1, 1}) * input;
   const auto gate = at::sigmoid(scaled);
   const auto of_swish = gate * (1 + scaled * (1 - gate));
   if (options_.activation == Activation::kLipSwish) return of_swish / kSwish;
   return at::cat({of_swish, of_swish - 1}, 1) / (kSwish * kPair);
 }
 
-at::Tensor ConvolutionImpl::evaluate(const std::vector<at::Tensor>& weights, const at::Tensor& x) const {
-  auto result = convolve(x, weights[0], layers_[0].bias);
+at::Tensor ConvolutionImpl::evaluate(const Constrained& maps, const at::Tensor& x) const {
+  auto result = convolve(x.to(maps.weights[0].scalar_type()), maps.weights[0], maps.biases[0]);
   for (std::size_t i = 1; i < layers_.size(); ++i) {
-    result = convolve(activate(layers_[i - 1], result), weights[i], layers_[i].bias);
+    result = convolve(activate(layers_[i - 1], result), maps.weights[i], maps.biases[i]);
   }
-  return result;
+  return result.to(x.scalar_type());
 }
 
 void ConvolutionImpl::check(const at::Tensor& x) const {
@@ -134,39 +214,46 @@ void ConvolutionImpl::check(const at::Tensor& x) const {
 
 at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
   check(x);
-  return evaluate(constrained_weights(x), x);
+  return evaluate(constrained(x), x);
 }
 
 /// autograd would differentiate the backward pass of a convolution by convolutions with kernels as large as the images. Written out, J'u is
 /// made of transposed convolutions, whose own backward pass is an ordinary one.
 BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
+  RECORD_USER_SCOPE("convolutions");
   check(x);
-  const auto weights = constrained_weights(x);
-  std::vector<at::Tensor> slopes;
-  auto value = convolve(x, weights[0], layers_[0].bias);
-  for (std::size_t i = 1; i < weights.size(); ++i) {
-    const auto& layer = layers_[i - 1];
-    const bool elu = options_.activation == Activation::kElu;
-    if (!elu) slopes.push_back(slope(layer, value));
-    value = activate(layer, value);
-    if (elu) slopes.push_back(value.clamp_max(0) + 1);  // of what came out, since what went in is overwritten
-    value = convolve(value, weights[i], layers_[i].bias);
+  const auto maps = constrained(x);
+  const auto [outside, inside] = std::pair{x.scalar_type(), computed_in()};
+  Slopes slopes(options_.activation);
+  const auto value = pass(maps, slopes, x.to(inside)).to(outside);
+  return {value, [weights = maps.weights, slopes, outside, inside](const at::Tensor& cotangent) {
+            return pulled_back(weights, slopes, cotangent.to(inside)).to(outside);
+          }};
+}
+
+/// g(x), leaving the slopes of the activations.
+at::Tensor ConvolutionImpl::pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const {
+  auto value = convolve(x, maps.weights[0], maps.biases[0]);
+  for (std::size_t i = 1; i < layers_.size(); ++i) {
+    value = convolve(slopes.pass(*this, layers_[i - 1], value), maps.weights[i], maps.biases[i]);
   }
-  const bool paired = options_.activation == Activation::kCLipSwish;
-  return {value, [weights, slopes, paired](const at::Tensor& cotangent) { return pulled_back(weights, slopes, paired, cotangent); }};
+  return value;
+}
+
+/// J'u.
+at::Tensor ConvolutionImpl::pulled_back(const std::vector<at::Tensor>& weights, const Slopes& slopes, const at::Tensor& cotangent) {
+  auto result = convolve_transposed(cotangent, weights.back());
+  for (std::size_t i = weights.size() - 1; i > 0; --i) result = convolve_transposed(slopes.vjp(i - 1, result), weights[i - 1]);
+  return result;
 }
 
 /// J at a point: the convolutions with the slopes of the activations between them.
 class ConvolutionImpl::PointLinearization final : public Linearization {
  public:
-  PointLinearization(const ConvolutionImpl& branch, std::vector<at::Tensor> weights, const at::Tensor& x)
-      : paired_(branch.options_.activation == Activation::kCLipSwish), weights_(std::move(weights)) {
+  PointLinearization(const ConvolutionImpl& branch, const Constrained& maps, const at::Tensor& x)
+      : weights_(maps.weights), slopes_(branch.options_.activation) {
     at::NoGradGuard no_grad;
-    value_ = convolve(x, weights_[0], branch.layers_[0].bias);
-    for (std::size_t i = 1; i < weights_.size(); ++i) {
-      slopes_.push_back(branch.slope(branch.layers_[i - 1], value_));
-      value_ = convolve(branch.activate(branch.layers_[i - 1], value_), weights_[i], branch.layers_[i].bias);
-    }
+    value_ = branch.pass(maps, slopes_, x);
   }
 
   at::Tensor value() const override { return value_; }
@@ -174,28 +261,25 @@ class ConvolutionImpl::PointLinearization final : public Linearization {
   at::Tensor jvp(const at::Tensor& tangent) const override {
     at::NoGradGuard no_grad;
     auto result = convolve(tangent, weights_[0]);
-    for (std::size_t i = 1; i < weights_.size(); ++i) {
-      result = convolve((paired_ ? at::cat({result, result}, 1) : result) * slopes_[i - 1], weights_[i]);
-    }
+    for (std::size_t i = 1; i < weights_.size(); ++i) result = convolve(slopes_.jvp(i - 1, result), weights_[i]);
     return result;
   }
 
   at::Tensor vjp(const at::Tensor& cotangent) const override {
     at::NoGradGuard no_grad;
-    return pulled_back(weights_, slopes_, paired_, cotangent);
+    return pulled_back(weights_, slopes_, cotangent);
   }
 
  private:
-  bool paired_;
   std::vector<at::Tensor> weights_;
-  std::vector<at::Tensor> slopes_;  // of the activation behind each layer but the last
+  Slopes slopes_;
   at::Tensor value_;
 };
 
 FrozenBranch ConvolutionImpl::freeze(const at::Tensor& example) {
   check(example);
   at::NoGradGuard no_grad;
-  const auto fixed = constrained_weights(example);
+  const auto fixed = constrained(example);
   return {[this, fixed](const at::Tensor& x) {
             at::NoGradGuard quiet;
             return evaluate(fixed, x);
@@ -207,6 +291,7 @@ FrozenBranch ConvolutionImpl::freeze(const at::Tensor& example) {
 
 void ConvolutionImpl::train(bool on) {
   BranchImpl::train(on);
+  prepared_ = {};
   for (auto& layer : layers_) layer.norm.forget();
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -77,6 +78,14 @@ class ConvolutionImpl : public BranchImpl {
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
 
+  /// Training passes convolve in this type (bfloat16), with the input, the output and the weights themselves in their own; none: in the
+  /// type of the weights. Spectral norms, evaluation and inverses are not touched.
+  void train_in(std::optional<at::ScalarType> type) { reduced_ = type; }
+
+  /// In training mode: works out the weights that the next call of each of these branches takes, for all at once. They are equal in their
+  /// options, and their inputs will be in this format.
+  static void prepare(const std::vector<ConvolutionImpl*>& branches, at::MemoryFormat format);
+
   const ConvolutionOptions& options() const { return options_; }
 
  private:
@@ -86,17 +95,29 @@ class ConvolutionImpl : public BranchImpl {
     at::Tensor beta;    // of the activation behind it, before the softplus; undefined for the last layer and for ELU
     ConvolutionNorm norm;
   };
+  /// What a pass convolves with, by layer.
+  struct Constrained {
+    std::vector<at::Tensor> weights;
+    std::vector<at::Tensor> biases;
+  };
+  class Slopes;
   class PointLinearization;
 
   void check(const at::Tensor& x) const;
-  std::vector<at::Tensor> constrained_weights(const at::Tensor& example);
+  Constrained constrained(const at::Tensor& example);
   at::Tensor activate(const Layer& layer, at::Tensor input) const;
   at::Tensor slope(const Layer& layer, const at::Tensor& input) const;
-  at::Tensor evaluate(const std::vector<at::Tensor>& weights, const at::Tensor& x) const;
+  at::Tensor evaluate(const Constrained& maps, const at::Tensor& x) const;
+  at::Tensor pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const;
+  static at::Tensor pulled_back(const std::vector<at::Tensor>& weights, const Slopes& slopes, const at::Tensor& cotangent);
   double layer_constant() const;
+  at::ScalarType computed_in() const;
 
   ConvolutionOptions options_;
   std::vector<Layer> layers_;
+  std::optional<at::ScalarType> reduced_;
+  Constrained prepared_;           // for the next call
+  uint32_t prepared_version_ = 0;  // of the first layer's weights then
 };
 TORCH_MODULE(Convolution);
 

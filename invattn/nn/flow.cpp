@@ -118,24 +118,27 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
       block->push_back(std::make_shared<InvertibleResidualImpl>(std::move(branch)));
       blocks->push_back(block);
     };
+    std::vector<ConvolutionImpl*> convolutions;
     for (int64_t block = 0; block < options_.blocks[i]; ++block) {
-      add(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = channels,
-                                                               .height = height,
-                                                               .width = width,
-                                                               .hidden = options_.hidden,
-                                                               .kernel = options_.kernel,
-                                                               .layers = options_.layers,
-                                                               .activation = options_.activation,
-                                                               .constant = options_.constant,
-                                                               .tolerance = options_.tolerance,
-                                                               .iterations = options_.iterations}));
+      auto branch = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = channels,
+                                                                         .height = height,
+                                                                         .width = width,
+                                                                         .hidden = options_.hidden,
+                                                                         .kernel = options_.kernel,
+                                                                         .layers = options_.layers,
+                                                                         .activation = options_.activation,
+                                                                         .constant = options_.constant,
+                                                                         .tolerance = options_.tolerance,
+                                                                         .iterations = options_.iterations});
+      convolutions.push_back(branch.get());
+      add(std::move(branch));
     }
     for (int64_t block = 0; block < attention_count(options_, i); ++block) {
       add(std::make_shared<AttentionImpl>(attention_options(options_, channels)));
     }
     register_module("scale" + std::to_string(i), blocks);
     const bool splits = options_.split && i + 1 < options_.blocks.size();
-    scales_.push_back({squeezes, std::move(blocks), {channels, height, width}, splits ? channels / 2 : channels});
+    scales_.push_back({squeezes, std::move(blocks), {channels, height, width}, splits ? channels / 2 : channels, std::move(convolutions)});
     channels = scales_.back().kept;
   }
   mean_ = at::zeros({dimensions()});
@@ -203,6 +206,8 @@ std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, con
   check(x);
   auto total = exact_log_det(transform_log_det(x));
   auto z = run(x, [&](std::size_t i, const at::Tensor& y) {
+    // A block that will be computed a second time needs weights of its own for that.
+    if (!options_.recompute) ConvolutionImpl::prepare(scales_[i].convolutions, y.suggest_memory_format());
     auto [next, part] = scales_[i].blocks->forward_log_det(y, options_for_part(options, i));
     total.value = total.value + part.value;
     total.standard_error = at::hypot(total.standard_error, part.standard_error);
@@ -267,6 +272,12 @@ Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const
     if (!found) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
   }
   return solution;
+}
+
+void FlowImpl::train_in(std::optional<at::ScalarType> type) {
+  for (const auto& scale : scales_) {
+    for (auto* convolution : scale.convolutions) convolution->train_in(type);
+  }
 }
 
 void FlowImpl::project() {

@@ -175,15 +175,19 @@ class FlowImpl : public BijectionImpl {
   /// Latents with this seed, (count, D, 1, 1): what `sample` inverts.
   at::Tensor draw_latents(int64_t count, double temperature, int64_t seed) const;
 
+  /// See ConvolutionImpl::train_in.
+  void train_in(std::optional<at::ScalarType> type);
+
   int64_t dimensions() const { return options_.channels * options_.height * options_.width; }
   const FlowOptions& options() const { return options_; }
 
  private:
   struct Scale {
-    bool squeezes;                           // its input
-    std::shared_ptr<SequentialImpl> blocks;  // each a Sequential of [ActNorm,] InvertibleResidual
-    std::vector<int64_t> shape;              // (C, H, W) inside
-    int64_t kept;                            // channels that go on to the next scale; C at the last scale and without split
+    bool squeezes;                                 // its input
+    std::shared_ptr<SequentialImpl> blocks;        // each a Sequential of [ActNorm,] InvertibleResidual
+    std::vector<int64_t> shape;                    // (C, H, W) inside
+    int64_t kept;                                  // channels that go on to the next scale; C at the last scale and without split
+    std::vector<ConvolutionImpl*> convolutions{};  // of the blocks
   };
   /// Runs the parts in order; `visit(scale, y)` runs the blocks of one.
   template <class Visit>

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -56,6 +57,7 @@ Guard::~Guard() {
 double Guard::last_largest() const { return last_largest_.defined() ? last_largest_.item<double>() : 0.0; }
 
 at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
+  RECORD_USER_SCOPE("guard");
   if (images.defined()) {
     const bool looked_at = count == 0 && images.numel() > 0;
     require(images.dim() == 1 && images.scalar_type() == at::kLong && (!looked_at || images.min().item<int64_t>() >= 0), "Guard",

@@ -1,6 +1,7 @@
 #include "invattn/train/captured_step.h"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -32,6 +33,7 @@ struct CapturedStep::Graph {
   }
 
   void capture(const std::function<void()>& work) {
+    c10::cuda::CUDACachingAllocator::emptyCache();  // a graph has memory of its own: what the calls before it left would stand beside it
     graph.capture_begin(pool);
     try {
       work();

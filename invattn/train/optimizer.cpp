@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include <cmath>
 #include <optional>
@@ -12,6 +13,19 @@ namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "OptimizerOptions";
+
+/// The gradients divided by a number, 0 where they are not finite. As one piece: a launch for each of some hundred would take longer.
+std::vector<at::Tensor> divided(const std::vector<at::Tensor>& gradients, const at::Tensor& excess) {
+  std::vector<at::Tensor> flat;
+  std::vector<int64_t> counts;
+  for (const auto& gradient : gradients) {
+    flat.push_back(gradient.reshape({-1}));
+    counts.push_back(gradient.numel());
+  }
+  auto pieces = at::cat(flat).div_(excess).nan_to_num_(0, 0, 0).split_with_sizes(counts);
+  for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i] = pieces[i].view(gradients[i].sizes());
+  return pieces;
+}
 
 }  // namespace
 
@@ -49,6 +63,7 @@ void Optimizer::set_learning_rate(double value) {
 }
 
 void Optimizer::step() {
+  RECORD_USER_SCOPE("optimiser");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> weights;
   std::vector<at::Tensor> gradients;
@@ -70,10 +85,11 @@ void Optimizer::step() {
   if (weights.empty()) return;
 
   at::Tensor skipped;  // 1 where the gradient is not finite
+  at::Tensor excess;   // what the gradient is to be divided by
   if (options_.clip_norm > 0) {
     gradient_norm_ = at::stack(at::_foreach_norm(gradients)).norm();
     skipped = gradient_norm_.isfinite().logical_not().to(at::kFloat);
-    at::_foreach_mul_(gradients, (options_.clip_norm / gradient_norm_).clamp_max(1));
+    excess = (gradient_norm_ / options_.clip_norm).clamp_min(1);
     steps_.add_(1 - skipped);
   } else {
     steps_.add_(1);
@@ -81,7 +97,8 @@ void Optimizer::step() {
 
   if (options_.method == OptimizerMethod::kAdam) {
     at::_fused_adam_(weights, gradients, means, sizes, {}, std::vector<at::Tensor>(weights.size(), steps_), learning_rate_, options_.beta1,
-                     options_.beta2, /*weight_decay=*/0, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
+                     options_.beta2, /*weight_decay=*/0, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false,
+                     excess.defined() ? std::optional<at::Tensor>(excess) : std::nullopt,
                      skipped.defined() ? std::optional<at::Tensor>(skipped) : std::nullopt);
     // The fused operation does not say that it changed them, and spectral norms look whether the weights are those they know.
     for (const auto& weight : weights) weight.unsafeGetTensorImpl()->bump_version();
@@ -90,7 +107,7 @@ void Optimizer::step() {
     auto keep1 = at::full_like(rate, options_.beta1);
     auto keep2 = at::full_like(rate, options_.beta2);
     if (skipped.defined()) {  // nothing moves: all of the old is kept, nothing of the new is taken
-      for (auto& gradient : gradients) gradient.nan_to_num_(0, 0, 0);
+      gradients = divided(gradients, excess);
       rate = at::where(skipped > 0, 0, rate);
       keep1 = at::where(skipped > 0, 1, keep1);
       keep2 = at::where(skipped > 0, 1, keep2);

@@ -201,6 +201,40 @@ TEST(ConvolutionNorm, AFixedNumberOfStepsFollowsATraining) {
   }
 }
 
+TEST(ConvolutionNorm, SeveralAtOnceAreEachAsByItself) {
+  for (const int64_t kernel : {1, 3}) {
+    const int64_t side = kernel == 1 ? 1 : 5;
+    const PowerIterationOptions options{.steps = 2};
+    std::vector<ConvolutionNorm> alone(3, ConvolutionNorm(4, side, side, options));
+    std::vector<ConvolutionNorm> together(3, ConvolutionNorm(4, side, side, options));
+    for (auto& norm : together) norm = ConvolutionNorm(4, side, side, options);  // a vector of its own
+    for (auto& norm : alone) norm = ConvolutionNorm(4, side, side, options);
+    std::vector<at::Tensor> weights;
+    std::vector<ConvolutionNorm*> norms;
+    for (uint64_t i = 0; i < 3; ++i) {
+      weights.push_back(random({6, 4, kernel, kernel}, 40 + i).mul_(1.0 + static_cast<double>(i)).requires_grad_(true));
+      norms.push_back(&together[i]);
+    }
+    const auto slopes = random({3}, 7);
+    for (int call = 0; call < 3; ++call) {  // the first goes to the tolerance, the last finds the weights unchanged
+      const auto found = ConvolutionNorm::track(norms, weights, at::stack(weights));
+      const auto gradients = testing::gradients((found * slopes).sum(), weights);
+      for (int64_t i = 0; i < 3; ++i) {
+        auto& weight = weights[static_cast<std::size_t>(i)];
+        const auto expected = alone[static_cast<std::size_t>(i)].track(weight);
+        EXPECT_NEAR(found[i].item<double>(), expected.item<double>(), 1e-12);
+        EXPECT_EQ(together[static_cast<std::size_t>(i)].iterations(), alone[static_cast<std::size_t>(i)].iterations());
+        EXPECT_LT(max_difference(gradients[static_cast<std::size_t>(i)], testing::gradients(expected * slopes[i], {weight})[0]), 1e-12);
+        EXPECT_LT(max_difference(together[static_cast<std::size_t>(i)].vector(), alone[static_cast<std::size_t>(i)].vector()), 1e-12);
+      }
+      const at::NoGradGuard no_grad;
+      if (call == 0) {
+        for (uint64_t i = 0; i < 3; ++i) weights[i].add_(random({6, 4, kernel, kernel}, 60 + i), 1e-2);
+      }
+    }
+  }
+}
+
 // What a checkpoint holds of it is enough to go on to the same bits.
 TEST(ConvolutionNorm, GoesOnFromItsVector) {
   for (const int64_t steps : {0, 2}) {

@@ -174,6 +174,95 @@ TEST(ConvolutionBranch, ATrainingGoesOnToTheSameBits) {
   }
 }
 
+TEST(ConvolutionBranch, PreparedTogetherTheyComputeTheSame) {
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    const ConvolutionOptions options{.channels = 3, .height = 5, .width = 4, .hidden = 6, .iterations = 2};
+    std::vector<Convolution> alone;
+    std::vector<Convolution> together;
+    std::vector<ConvolutionImpl*> branches;
+    for (int i = 0; i < 3; ++i) {
+      for (auto* list : {&alone, &together}) {
+        at::manual_seed(20 + i);
+        list->emplace_back(options);
+        list->back()->to(at::kDouble);
+        at::NoGradGuard no_grad;
+        for (auto& parameter : list->back()->parameters()) parameter.mul_(3);
+      }
+      branches.push_back(together.back().get());
+    }
+    const auto x = random({2, 3, 5, 4}, 1).contiguous(format);
+    for (int call = 0; call < 3; ++call) {
+      ConvolutionImpl::prepare(branches, format);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const auto expected = alone[i]->forward(x);
+        const auto actual = together[i]->forward(x);
+        EXPECT_EQ(actual.is_contiguous(format), expected.is_contiguous(format));
+        EXPECT_LT(max_difference(actual, expected), 1e-12);
+        const auto wanted = testing::gradients(expected.square().sum(), alone[i]->parameters());
+        auto parameters = together[i]->parameters();
+        const auto found = torch::autograd::grad({actual.square().sum()}, {parameters.begin(), parameters.end()}, {}, true);
+        for (std::size_t k = 0; k < wanted.size(); ++k) EXPECT_LT(max_difference(found[k], wanted[k]), 1e-11);
+      }
+      at::NoGradGuard no_grad;
+      for (auto* list : {&alone, &together}) {
+        for (auto& branch : *list) {
+          for (auto& parameter : branch->parameters()) parameter.mul_(0.9);
+        }
+      }
+    }
+  }
+}
+
+TEST(ConvolutionBranch, WeightsPreparedBeforeAChangeAreNotUsed) {
+  at::manual_seed(9);
+  Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 4});
+  const auto x = random({1, 2, 4, 4}, 1, at::kFloat);
+  ConvolutionImpl::prepare({branch.get()}, at::MemoryFormat::Contiguous);
+  {
+    at::NoGradGuard no_grad;
+    for (auto& parameter : branch->parameters()) parameter.zero_();
+  }
+  EXPECT_EQ(branch->forward(x).abs().max().item<float>(), 0);
+}
+
+/// Eight bits: enough for a gradient that is noisy anyway, and nothing but training is touched by it.
+TEST(ConvolutionBranch, TrainsInBfloat16AndIsEvaluatedAsItIs) {
+  for (const auto activation : {Activation::kElu, Activation::kLipSwish, Activation::kCLipSwish}) {
+    at::manual_seed(8);
+    Convolution branch(ConvolutionOptions{.channels = 4, .height = 6, .width = 6, .hidden = 16, .activation = activation});
+    const auto x = random({3, 4, 6, 6}, 1, at::kFloat);
+    const auto u = random({3, 4, 6, 6}, 2, at::kFloat);
+    const auto results = [&] {
+      const auto [value, vjp] = branch->forward_with_vjp(x);
+      const auto product = vjp(u);
+      // Without the betas: one number from all positions, whose parts nearly cancel, so that in eight bits it may be noise alone.
+      std::vector<at::Tensor> parameters;
+      for (const auto& item : branch->named_parameters()) {
+        if (!item.key().starts_with("beta")) parameters.push_back(item.value());
+      }
+      auto all = testing::gradients((value.square() + product * u).sum(), parameters);
+      all.insert(all.begin(), {value.detach(), product.detach()});
+      return all;
+    };
+    const auto exact = results();
+    branch->eval();
+    const auto evaluated = branch->forward(x);
+    branch->train();
+    branch->train_in(at::kBFloat16);
+    const auto reduced = results();
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_EQ(reduced[i].scalar_type(), at::kFloat);
+      const double difference = (reduced[i] - exact[i]).norm().item<double>() / exact[i].norm().item<double>();
+      EXPECT_LT(difference, 0.03) << i;
+      if (i < 2) {
+        EXPECT_GT(difference, 1e-4) << "it was computed in the type asked for";
+      }
+    }
+    branch->eval();
+    EXPECT_LT(max_difference(branch->forward(x), evaluated), 1e-5) << "the norms come from other starts";
+  }
+}
+
 TEST(ConvolutionBranch, TrainingWithOneIterationStaysUnderTheConstant) {
   at::manual_seed(6);
   Convolution branch(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 8, .constant = 0.8, .iterations = 1});
