@@ -35,6 +35,8 @@ struct Case {
   double offset = 0;       // of query and, with the other sign, of key: scores around -depth offset^2
   bool symmetric = false;  // query and key are the same numbers
   bool shared = false;     // and the same array
+  bool plain = false;      // without the matrix units
+  bool positive = false;   // values and cotangent
 };
 
 template <class R>
@@ -104,6 +106,11 @@ Inputs<T> draw(const Case& c, unsigned seed) {
   for (auto& x : inputs.query) x += static_cast<T>(c.offset);
   for (auto& x : inputs.key) x -= static_cast<T>(c.offset);
   if (c.symmetric) inputs.key = inputs.query;
+  if (c.positive) {
+    for (auto* values : {&inputs.value, &inputs.cotangent}) {
+      for (auto& x : *values) x = std::abs(x);
+    }
+  }
   return inputs;
 }
 
@@ -116,7 +123,7 @@ struct Buffers {
   bool shared;
   cuda::Launch launch;
 
-  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool shared_ = false)
+  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool shared_ = false, bool plain = false)
       : query(in.query),
         key(in.key),
         value(in.value),
@@ -141,6 +148,7 @@ struct Buffers {
         shared(shared_) {
     launch.workspace = workspace.data;
     launch.multiprocessors = multiprocessors;
+    launch.matrix_units = !plain;
   }
   // The sum score keeps no sums.
   AttentionSums<T> sums() const {
@@ -226,7 +234,7 @@ void compare(const Case& c, unsigned seed, int multiprocessors) {
   using Wide = std::conditional_t<sizeof(T) == 8, long double, double>;
   const auto reference = naive<Wide>(c.problem, inputs);
   const auto plain = naive<T>(c.problem, inputs);
-  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain);
   buffers.all();
   struct Error {
     const char* what;
@@ -359,7 +367,7 @@ double time_of(const Body& body, cuda::Launch& launch, int copies) {
 template <class T>
 void time_case(const Case& c, int multiprocessors) {
   const auto inputs = draw<T>(c, 7);
-  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain);
   const int copies = c.problem.positions <= 512 ? 20 : 3;
   const double forward = time_of([&] { buffers.forward(); }, buffers.launch, copies);
   const double vjp = time_of([&] { buffers.vjp(); }, buffers.launch, copies);
@@ -442,6 +450,34 @@ int main(int argc, char** argv) {
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 5.0, "some out of range", 0, true, true}, ++seed, multiprocessors);
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 0.3, "all to zero", 20.0}, ++seed, multiprocessors);
   }
+  // Many values, on the matrix units and without them: whole and broken tiles of 8 values, of 8 others, of 16 owners, of a block; several
+  // blocks of values; scores of all sizes; and values of one sign, whose sums show how they are rounded.
+  for (const bool plain : {false, true}) {
+    const char* name = plain ? "many values, plain" : "many values, matrix";
+    const auto many = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, Normalization normalization,
+                          double spread, double offset = 0, bool positive = false) {
+      compare<float>(
+          {problem(batch, depth, values, positions, response, normalization, 0.8), spread, name, offset, false, false, plain, positive},
+          ++seed, multiprocessors);
+    };
+    for (const auto normalization : kNormalizations) {
+      for (const auto response : {kExp, kElu, kRelu}) many(2, 8, 32, 67, response, normalization, 0.5);
+      many(1, 7, 24, 133, kExp, normalization, 0.5);
+      many(1, 16, 64, 70, kElu, normalization, 0.4);
+      if (normalization == Normalization::kCount) continue;
+      many(1, 8, 24, 1, kExp, normalization, 0.5);
+      many(1, 2, 16, 65, kExp, normalization, 0.0);   // equal scores
+      many(1, 8, 40, 65, kExp, normalization, 1000);  // huge scores
+      many(1, 8, 40, 65, kElu, normalization, 1000);
+      many(1, 3, 33, 65, kExp, normalization, 0.3, 20);  // every exponential becomes zero without its sum
+    }
+    for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
+      many(1, 8, 32, 641, kExp, normalization, 0.5, 0, true);
+      many(2, 11, 20, 530, kElu, normalization, 0.4);
+    }
+  }
+  check_isolation<float>({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "NaN, many values"}, ++seed, multiprocessors);
+  check_idle({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "idle, many values"}, ++seed, multiprocessors);
   check_isolation<float>({problem(2, 3, 12, 530, kExp, Normalization::kBalanced), 1.0, "NaN, one sweep"}, ++seed, multiprocessors);
   compare<float>({problem(1, 8, 32, 530, kExp, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
   check_isolation<float>({problem(2, 3, 12, 40, kElu, Normalization::kColumns), 1.0, "NaN, small"}, ++seed, multiprocessors);
@@ -491,10 +527,28 @@ int main(int argc, char** argv) {
     both(64, 256, "64x256");
     both(1, 9701, "1x9701");
     both(1, 65536, "1x65536");
-    for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
-      const char* name = normalization == Normalization::kColumns ? "1x7744 D8 V32 exp columns" : "1x7744 D8 V32 exp balanced";
-      time_case<float>({problem(1, 8, 32, 7744, kExp, normalization), 0.3, name}, multiprocessors);
-    }
+    // Many values: on the matrix units, and without them.
+    const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
+                               Normalization normalization) {
+      for (const bool plain : {false, true}) {
+        const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
+                                 std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
+                                 (normalization == Normalization::kColumns ? " columns" : " balanced") + (plain ? " plain" : " matrix");
+        time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, false, false, plain},
+                         multiprocessors);
+      }
+    };
+    both_ways(1, 8, 32, 7744, kExp, Normalization::kColumns);
+    both_ways(1, 8, 32, 7744, kExp, Normalization::kBalanced);
+    both_ways(1, 8, 32, 7744, kElu, Normalization::kColumns);
+    both_ways(6, 8, 32, 7744, kExp, Normalization::kColumns);
+    both_ways(1, 8, 16, 7744, kExp, Normalization::kColumns);
+    both_ways(1, 3, 16, 7744, kExp, Normalization::kColumns);
+    both_ways(1, 8, 64, 7744, kExp, Normalization::kColumns);
+    both_ways(1, 16, 64, 7744, kExp, Normalization::kBalanced);
+    both_ways(6, 16, 64, 1936, kExp, Normalization::kColumns);
+    both_ways(6, 8, 32, 484, kExp, Normalization::kColumns);
+    both_ways(64, 8, 32, 256, kExp, Normalization::kColumns);
   }
 #endif
   std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);

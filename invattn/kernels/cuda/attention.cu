@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "invattn/kernels/cuda/matrix_attention.h"
 #include "invattn/kernels/cuda/small_attention.h"
 #include "invattn/kernels/cuda/sum_attention.h"
 
@@ -90,7 +91,7 @@ void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>
   Task<T> task = task_of(inputs, sums, workspace, launch);
   task.output = output;
   if constexpr (sizeof(T) == 4) {
-    if (is_small(problem)) return small_forward(problem, task, launch);
+    if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_forward(problem, task, launch);
   }
   large_forward(problem, task, workspace.partials, launch);
 }
@@ -109,7 +110,7 @@ void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& in
   task.value_gradient = value;
   task.row_pull_change = task.column_pull_change = nullptr;  // no second derivatives
   if constexpr (sizeof(T) == 4) {
-    if (is_small(problem)) return small_vjp(problem, task, launch);
+    if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_vjp(problem, task, launch);
   }
   large_vjp(problem, task, workspace.partials, launch);
 }
@@ -123,7 +124,7 @@ void attention_jvp(const AttentionProblem& problem, const AttentionInputs<T>& in
   Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   set_tangents(task, tangents, result);
   if constexpr (sizeof(T) == 4) {
-    if (is_small(problem)) return small_jvp(problem, task, launch);
+    if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_jvp(problem, task, launch);
   }
   large_jvp(problem, task, workspace.partials, launch);
 }

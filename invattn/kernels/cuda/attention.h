@@ -27,6 +27,7 @@ struct Launch {
   void* stream = nullptr;     // a cudaStream_t: this header is for builds without a CUDA toolkit, too (absent.cpp)
   void* workspace = nullptr;  // attention_workspace_bytes, aligned to 256 bytes
   int multiprocessors = 132;  // as given to attention_workspace_bytes
+  bool matrix_units = true;   // where the device has them for float32 and they pay; the tests compare both ways
   const int* idle = nullptr;  // null, or (B) numbers on the device: the results of samples that are not zero there are left as they are
 };
 

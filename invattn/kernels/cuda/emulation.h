@@ -232,6 +232,44 @@ T shuffle_up(T value, int distance) {
   const int lane = emulation::state().current % 32;
   return exchange(value, lane < distance ? lane : lane - distance);
 }
+template <class Kernel>
+bool has_matrix_units(Kernel) {
+  return true;
+}
+/// As the device's, with the rounding of its matrix units.
+inline void multiply_matrices(float* sums, const float* left, float right0, float right1) {
+  static float factors[32][32][6];
+  const auto cut = [](float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    bits &= 0xffffe000u;
+    std::memcpy(&x, &bits, sizeof(bits));
+    return x;
+  };
+  auto& s = emulation::state();
+  auto& mine = factors[s.current / 32];
+  const unsigned lane = s.current % 32, g = lane / 4, t = lane % 4;
+  for (int e = 0; e < 4; ++e) mine[lane][e] = cut(left[e]);
+  mine[lane][4] = cut(right0);
+  mine[lane][5] = cut(right1);
+  emulation::warp_barrier();
+  for (unsigned e = 0; e < 4; ++e) {
+    const unsigned row = g, column = 2 * t + e % 2, upper = e / 2;
+    double sum = sums[e];
+    for (unsigned k = 0; k < 8; ++k) sum += double(mine[row * 4 + k % 4][k / 4 * 2 + upper]) * mine[column * 4 + k % 4][4 + k / 4];
+    float rounded = static_cast<float>(sum);
+    if (std::abs(double(rounded)) > std::abs(sum)) rounded = std::nextafter(rounded, 0.0F);
+    sums[e] = rounded;
+  }
+  emulation::warp_barrier();
+}
+inline void split(float x, float& high, float& low) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + 0x1000u) & 0xffffe000u;
+  std::memcpy(&high, &bits, sizeof(bits));
+  low = x - high;
+}
 template <class T>
 T exp2_of(T x) {
   return std::exp2(x);

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "invattn/kernels/cuda/matrix_attention.h"
 #include "invattn/kernels/cuda/response_sums.cuh"
 #include "invattn/kernels/cuda/small_attention.h"
 
@@ -29,21 +30,6 @@ constexpr int kFinishThreads = 256;
 
 /// The others are split into at most so many parts, none much smaller than a tile.
 int64_t most_parts(const AttentionProblem& problem) { return std::clamp<int64_t>(problem.positions / 128, 1, kMostParts); }
-
-/// The parts for which the rounds of blocks are fullest: every part more costs its sums written and read again.
-unsigned parts_of(const AttentionProblem& problem, int64_t blocks, int64_t resident) {
-  int64_t best = 1;
-  double least = std::numeric_limits<double>::max();
-  for (int64_t parts = 1; parts <= most_parts(problem); ++parts) {
-    const double rounds = static_cast<double>((blocks * parts + resident - 1) / resident) / static_cast<double>(parts);
-    const double cost = rounds * (1 + 0.005 * static_cast<double>(parts));
-    if (cost < least) {
-      least = cost;
-      best = parts;
-    }
-  }
-  return static_cast<unsigned>(best);
-}
 
 template <class T, class Op>
 __global__ void __launch_bounds__(kThreads) pass_kernel(const Task<T> batch, Stage stage, T* partials) {
@@ -100,10 +86,14 @@ __global__ void __launch_bounds__(1024) sums_total_kernel(const Task<T> batch) {
 template <class T, int kDepth, int kValues, Response kResponse>
 class Runner {
  public:
-  Runner(const AttentionProblem& problem_, T* partials_, const Launch& launch_) : problem(problem_), partials(partials_), launch(launch_) {}
+  Runner(const AttentionProblem& problem_, T* partials_, const Launch& launch_)
+      : problem(problem_), partials(partials_), launch(launch_), matrix_units(sizeof(T) == 4 && uses_matrix_units(problem_, launch_)) {}
 
   template <Stage kStage, bool kBalanced = false>
   void run(const Task<T>& task, Stage stage = kStage) const {
+    if constexpr (sizeof(T) == 4 && has_channels(kStage)) {
+      if (matrix_units) return finish(task, stage, roles(stage, task).channels, matrix_pass(stage, problem, task, partials, launch));
+    }
     using Op = typename OpOf<kStage, T, kDepth, kValues, kResponse, kBalanced>::type;
     using L = typename LayoutFor<T, Op, kThreads, kOwners>::type;
     constexpr auto kBytes = pass_shared_bytes<T, Op, L>();
@@ -112,12 +102,7 @@ class Runner {
     const int64_t resident = int64_t{resident_blocks(pass, kThreads, kBytes)} * launch.multiprocessors;
     const unsigned parts = parts_of(problem, int64_t{blocks} * batch, resident);
     INVATTN_LAUNCH(pass, dim3(blocks, parts, batch), dim3(kThreads), kBytes, launch.stream, task, stage, partials);
-    if (parts == 1) return;
-    const auto finish = finish_kernel<T>;
-    const auto channels = static_cast<unsigned>(roles(stage, task).channels);
-    const int sums = Op::kSums;
-    INVATTN_LAUNCH(finish, dim3(blocks_of(kFinishThreads), channels, batch), dim3(kFinishThreads), 0, launch.stream, task, stage, partials,
-                   sums, static_cast<int>(parts));
+    finish(task, stage, Op::kSums, parts);
   }
   void pulls(const Task<T>& task) const {
     const auto kernel = pulls_kernel<T>;
@@ -131,7 +116,8 @@ class Runner {
   }
   template <class Body>
   void blocks_of_values(const Task<T>& task, const Body& body) const {
-    for (int first = 0; first < task.all_values; first += kValues) body(task.block(first, kValues));
+    const int width = matrix_units ? kMatrixValues : kValues;
+    for (int first = 0; first < task.all_values; first += width) body(task.block(first, width));
   }
 
   /// The sums that the normalisation divides by. Both in one sweep where the workspace has room for what that leaves of every tile.
@@ -206,6 +192,17 @@ class Runner {
   }
 
  private:
+  static constexpr bool has_channels(Stage stage) { return stage != Stage::kColumnChange && stage != Stage::kRowChange; }
+
+  /// Adds up what a pass left in parts, of `sums` accumulators each.
+  void finish(const Task<T>& task, Stage stage, int sums, unsigned parts) const {
+    if (parts == 1) return;
+    const auto kernel = finish_kernel<T>;
+    const auto channels = static_cast<unsigned>(roles(stage, task).channels), batch = static_cast<unsigned>(problem.batch);
+    INVATTN_LAUNCH(kernel, dim3(blocks_of(kFinishThreads), channels, batch), dim3(kFinishThreads), 0, launch.stream, task, stage, partials,
+                   sums, static_cast<int>(parts));
+  }
+
   using Swept = Sweep<T, kDepth, kResponse>;
 
   template <bool kBoth>
@@ -229,6 +226,7 @@ class Runner {
   const AttentionProblem& problem;
   T* partials;
   const Launch& launch;
+  const bool matrix_units;
 };
 
 template <class T, class Body>
@@ -240,10 +238,26 @@ void with_runner(const AttentionProblem& problem, T* partials, const Launch& lau
 
 }  // namespace
 
+unsigned parts_of(const AttentionProblem& problem, int64_t blocks, int64_t resident, int share) {
+  const int64_t most = std::max<int64_t>(1, most_parts(problem) / share);
+  int64_t best = 1;
+  double least = std::numeric_limits<double>::max();
+  for (int64_t parts = 1; parts <= most; ++parts) {
+    const double rounds = static_cast<double>((blocks * parts + resident - 1) / resident) / static_cast<double>(parts);
+    const double cost = rounds * (1 + 0.005 * static_cast<double>(parts));  // a part more: its sums written and read again
+    if (cost < least) {
+      least = cost;
+      best = parts;
+    }
+  }
+  return static_cast<unsigned>(best);
+}
+
 template <class T>
 int64_t large_partials(const AttentionProblem& problem, int /*multiprocessors*/) {
   int64_t sums = 0;  // accumulators of the compiled shape
   dispatch_shape<T>(problem, [&]<int kDepth, int kValues, Response>() { sums = std::max(kDepth, kValues); });
+  if (problem.values > sums) sums = std::max<int64_t>(sums, kMatrixValues / kMatrixShare);
   return problem.batch * most_parts(problem) * sums * problem.positions;
 }
 

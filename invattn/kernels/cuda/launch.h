@@ -62,5 +62,32 @@ __device__ inline float exp2_of(float x) {  // one instruction, 2 ulp; denormal 
 }
 __device__ inline double exp2_of(double x) { return exp2(x); }
 
+/// Whether a kernel was compiled for devices whose matrix units take float32 (tf32: from compute capability 8.0 on).
+template <class Kernel>
+bool has_matrix_units(Kernel kernel) {
+  ::cudaFuncAttributes attributes{};
+  return ::cudaFuncGetAttributes(&attributes, kernel) == ::cudaSuccess && attributes.ptxVersion >= 80;
+}
+
+/// One product of a warp on the matrix units: sums (16 x 8) += left (16 x 8) right (8 x 8). Lane 4 g + t holds of `sums` the rows g, g,
+/// g + 8, g + 8 at the columns 2 t, 2 t + 1, 2 t, 2 t + 1; of `left` the rows g, g + 8, g, g + 8 at t, t, t + 4, t + 4; of `right` the rows t
+/// and t + 4 at column g. Factors lose all but 11 binary digits, and sums are rounded towards zero.
+__device__ inline void multiply_matrices(float* sums, const float* left, float right0, float right1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(__float_as_uint(left[0])), "r"(__float_as_uint(left[1])), "r"(__float_as_uint(left[2])), "r"(__float_as_uint(left[3])),
+        "r"(__float_as_uint(right0)), "r"(__float_as_uint(right1)));
+#else
+  __trap();  // has_matrix_units says so
+#endif
+}
+
+/// x = high + low: 11 binary digits of x, rounded, and the rest, which has 12.
+__device__ inline void split(float x, float& high, float& low) {
+  high = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+  low = x - high;
+}
+
 }  // namespace invattn::kernels::cuda
 #endif

@@ -247,14 +247,18 @@ struct Product : PlainSums<T, kValues> {
     load_channels<T, kValues>(record + kChannels, side.channels, scale, shape.values, position, shape.positions);
     if (kFactor == 0 && side.channels == nullptr) record[kChannels] = divisor[1];
   }
-  template <int kCount>
-  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
-    const T* other = others[0];
+  static __device__ __forceinline__ T weight(const T* owner, const T* other) {
     T weight, slope;
     const T beside = kFactor == 1 ? owner[kDepth + 1] * other[kDepth + 1] : owner[kChannels];
     Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[kDepth] + other[kDepth], beside, weight, slope);
+    return weight;
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+    const T* other = others[0];
+    const T factor = weight(owner, other);
 #pragma unroll
-    for (int v = 0; v < kValues; ++v) sums[v] = fma(weight, other[kChannels + v], sums[v]);
+    for (int v = 0; v < kValues; ++v) sums[v] = fma(factor, other[kChannels + v], sums[v]);
   }
 };
 
@@ -293,15 +297,20 @@ struct ProductChange : PlainSums<T, kValues> {
     load_channels<T, kValues>(record + kChannels, side.channels, T(1), shape.values, position, shape.positions);
     load_channels<T, kValues>(record + kChannels + kValues, side.channel_tangents, T(1), shape.values, position, shape.positions);
   }
-  template <int kCount>
-  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
-    const T* other = others[0];
+  /// What F and dF are multiplied by.
+  static __device__ __forceinline__ void weights(const T* owner, const T* other, T& coefficient, T& weight) {
     using P = Phi<T, kResponse>;
-    T weight, slope;
+    T slope;
     P::weigh(score_of<T, kDepth>(owner, other), owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]),
              weight, slope);
     const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
-    const T coefficient = slope * change - weight * (owner[kChange] + other[kChange]);
+    coefficient = slope * change - weight * (owner[kChange] + other[kChange]);
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+    const T* other = others[0];
+    T coefficient, weight;
+    weights(owner, other, coefficient, weight);
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
       sums[v] = fma(weight, other[kChannels + kValues + v], fma(coefficient, other[kChannels + v], sums[v]));
@@ -321,24 +330,27 @@ struct ScoreGradient : PlainSums<T, kDepth> {
     record[kPull] = load_pull(side.pull, side, position);
     load_channels<T, kValues>(record + kChannels, side.channels, side.channels_scale, shape.values, position, shape.positions);
   }
-  template <int kCount>
-  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+  /// s_bar from the product of the channels.
+  static __device__ __forceinline__ T gradient(const T* owner, const T* other, T product) {
     using P = Phi<T, kResponse>;
-    const T* other = others[0];
     const T score = score_of<T, kDepth>(owner, other);
-    T weight, slope, gradient;
+    T weight, slope;
     P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
-    const T product = score_of<T, kValues>(owner + kChannels, other + kChannels);
     if constexpr (kBalanced) {  // the divisors are roots of the sums: the slopes of the sums themselves need exponentials of their own
       T owner_slope, other_slope;
       P::weigh(score, 2 * owner[kDivisor], P::join(owner[kDivisor + 1], owner[kDivisor + 1]), weight, owner_slope);
       P::weigh(score, 2 * other[kDivisor], P::join(other[kDivisor + 1], other[kDivisor + 1]), weight, other_slope);
-      gradient = slope * product - owner_slope * owner[kPull] - other_slope * other[kPull];
+      return slope * product - owner_slope * owner[kPull] - other_slope * other[kPull];
     } else {
-      gradient = slope * (product - (owner[kPull] + other[kPull]));
+      return slope * (product - (owner[kPull] + other[kPull]));
     }
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+    const T* other = others[0];
+    const T factor = gradient(owner, other, score_of<T, kValues>(owner + kChannels, other + kChannels));
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) sums[d] = fma(gradient, other[d], sums[d]);
+    for (int d = 0; d < kDepth; ++d) sums[d] = fma(factor, other[d], sums[d]);
   }
 };
 
@@ -359,16 +371,13 @@ struct ScoreGradientChange : PlainSums<T, kDepth> {
     load_channels<T, kValues>(record + kChannels, side.channels, side.channels_scale, shape.values, position, shape.positions);
     load_channels<T, kValues>(record + kChannels + kValues, side.channel_tangents, T(1), shape.values, position, shape.positions);
   }
-  template <int kCount>
-  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+  /// s_bar and its change from the product of the channels and its change.
+  static __device__ __forceinline__ void gradients(const T* owner, const T* other, T product, T product_change, T& gradient,
+                                                   T& gradient_change) {
     using P = Phi<T, kResponse>;
-    const T* other = others[0];
     const T score = score_of<T, kDepth>(owner, other);
     const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
-    const T product = score_of<T, kValues>(owner + kChannels, other + kChannels);
-    const T product_change = score_of<T, kValues>(owner + kChannels, other + kChannels + kValues) +
-                             score_of<T, kValues>(owner + kChannels + kValues, other + kChannels);
-    T weight, slope, gradient, gradient_change;
+    T weight, slope;
     P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     const T slope_change = P::curve(score, slope) * change - slope * (owner[kChange] + other[kChange]);
     if constexpr (kBalanced) {  // as in ScoreGradient; kChange holds half of d log of the sums
@@ -385,6 +394,15 @@ struct ScoreGradientChange : PlainSums<T, kDepth> {
       gradient = slope * rest;
       gradient_change = slope_change * rest + slope * (product_change - (owner[kPullChange] + other[kPullChange]));
     }
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
+    const T* other = others[0];
+    const T product = score_of<T, kValues>(owner + kChannels, other + kChannels);
+    const T product_change = score_of<T, kValues>(owner + kChannels, other + kChannels + kValues) +
+                             score_of<T, kValues>(owner + kChannels + kValues, other + kChannels);
+    T gradient, gradient_change;
+    gradients(owner, other, product, product_change, gradient, gradient_change);
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) sums[d] = fma(gradient, other[kDepth + d], fma(gradient_change, other[d], sums[d]));
   }
@@ -450,10 +468,13 @@ __device__ __forceinline__ void read_records(const T* tile, int first, int step,
   }
 }
 
-/// Puts the records of the others [start, start + count) into shared memory, by the whole block. They need a barrier.
+/// Puts the records of the others [start, start + count) into shared memory, by the whole block; behind the position `last` that one's. They
+/// need a barrier.
 template <class T, class Op, int kThreads>
-__device__ __forceinline__ void load_records(const Side<T>& side, const Shape<T>& shape, int64_t start, int count, T* shared) {
+__device__ __forceinline__ void load_records(const Side<T>& side, const Shape<T>& shape, int64_t start, int count, T* shared,
+                                             int64_t last = std::numeric_limits<int64_t>::max()) {
   for (int t = threadIdx.x; t < count; t += kThreads) {
+    const int64_t position = start + t < last ? start + t : last;
     constexpr int kStride = record_stride<T, Op>();
     if constexpr (kStride * sizeof(T) <= 160) {  // in registers first, for wide stores
       struct alignas(16) Record {
@@ -461,10 +482,10 @@ __device__ __forceinline__ void load_records(const Side<T>& side, const Shape<T>
       } record;
 #pragma unroll
       for (int f = Op::kFields; f < kStride; ++f) record.field[f] = 0;
-      Op::load(record.field, side, shape, start + t);
+      Op::load(record.field, side, shape, position);
       reinterpret_cast<Record*>(shared)[t] = record;
     } else {
-      Op::load(shared + t * kStride, side, shape, start + t);
+      Op::load(shared + t * kStride, side, shape, position);
     }
   }
 }

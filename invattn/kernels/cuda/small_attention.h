@@ -20,6 +20,9 @@ template <class T>
 void large_jvp(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch);
 template <class T>
 void large_hvp(const AttentionProblem& problem, const Task<T>& task, T* partials, const Launch& launch);
+/// Into how many parts a pass splits the others: those for which the rounds of blocks are fullest, of which `resident` run at once; at most
+/// the most there are, divided by `share`.
+unsigned parts_of(const AttentionProblem& problem, int64_t blocks, int64_t resident, int share = 1);
 /// Numbers in `partials`.
 template <class T>
 int64_t large_partials(const AttentionProblem& problem, int multiprocessors);

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "invattn/kernels/cuda/stages.cuh"
+
+namespace invattn::kernels::cuda {
+
+/// Values of a block of the passes on the matrix units.
+inline constexpr int kMatrixValues = 32;
+/// Their parts are fewer by that, as each has more sums (parts_of).
+inline constexpr int kMatrixShare = 2;
+
+/// Whether the passes with channels run on the matrix units: many values, no deep scores, and a device that has them for float32.
+bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch);
+
+/// One pass of a block of values; answers in how many parts its sums lie in `partials` (parts, channels, N), or 1 where they are finished.
+unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch);
+
+}  // namespace invattn::kernels::cuda
