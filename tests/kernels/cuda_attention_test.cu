@@ -1,6 +1,7 @@
 // Compares every CUDA attention kernel with loops over all pairs on the host in a wider precision, beside a plain version in the kernel's
 // own, and times the kernels by graph replay. A plain program, so that it runs where there is no GoogleTest:
-//   cuda_attention_test [--small] [--time] [--seed K] [--only NAME]        --small: few positions (compute-sanitizer, emulation)
+//   cuda_attention_test [--small|--tiny] [--time] [--seed K] [--only NAME]
+// --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long)
 // Exit code 0: every case within bounds; 1: not; 77: skipped, there is no CUDA device.
 
 #include <algorithm>
@@ -382,30 +383,27 @@ AttentionProblem problem(int64_t batch, int64_t depth, int64_t values, int64_t p
   return {batch, depth, values, positions, score, response, normalization, mass};
 }
 
-}  // namespace
+constexpr auto kExp = Response::kExponential, kElu = Response::kEluPlusOne, kRelu = Response::kRelu;
+constexpr Normalization kNormalizations[] = {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kCount,
+                                             Normalization::kBalanced};
 
-int main(int argc, char** argv) {
-  bool small = false, timing = false;
-  unsigned seed = 1;
-  for (int a = 1; a < argc; ++a) {
-    small = small || std::string(argv[a]) == "--small";
-    timing = timing || std::string(argv[a]) == "--time";
-    if (std::string(argv[a]) == "--only" && a + 1 < argc) only = argv[a + 1];
-    if (std::string(argv[a]) == "--seed" && a + 1 < argc) seed = static_cast<unsigned>(std::stoul(argv[a + 1])) * 1000 + 1;
-  }
-  int multiprocessors = 4;
-#ifndef INVATTN_CUDA_EMULATION
-  cudaDeviceProp properties;
-  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
-  multiprocessors = properties.multiProcessorCount;
-  std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
-#endif
-  constexpr auto kExp = Response::kExponential, kElu = Response::kEluPlusOne, kRelu = Response::kRelu;
-  constexpr Normalization kNormalizations[] = {Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kCount,
-                                               Normalization::kBalanced};
+/// Each kernel once, on as few positions as it takes.
+void test_tiny(unsigned seed, int multiprocessors) {
+  compare<float>({problem(1, 3, 12, 40, kExp, Normalization::kAll), 1.0, "small"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 12, 12, 33, kElu, Normalization::kBalanced), 0.5, "deep"}, ++seed, multiprocessors);
+  compare<double>({problem(1, 3, 12, 40, kRelu, Normalization::kAll), 1.0, "large"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 3, 12, 515, kExp, Normalization::kBalanced), 1.0, "large"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 12, 12, 515, kExp, Normalization::kBalanced), 0.6, "symmetric, one array", 0, true, true}, ++seed,
+                 multiprocessors);
+  compare<float>({problem(1, 3, 5, 515, kExp, Normalization::kColumns), 1000.0, "out of range"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "many values"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 11, 40, 70, kElu, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 1, 5, 70, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "sum"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 1, 3, 2100, kElu, Normalization::kAll, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
+  check_merged(16500, ++seed, multiprocessors);
+}
+
+void test(bool small, unsigned seed, int multiprocessors) {
   for (const auto response : {kExp, kElu, kRelu}) {
     for (const auto normalization : kNormalizations) {
       compare<float>({problem(2, 3, 12, 70, response, normalization, 0.8), 1.0, "small"}, ++seed, multiprocessors);
@@ -501,55 +499,88 @@ int main(int argc, char** argv) {
       compare<float>({problem(1, 1, 12, 2100, kElu, normalization, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
     }
   }
+}
+
 #ifndef INVATTN_CUDA_EMULATION
-  if (timing) {
-    std::printf("\n%-34s %9s %9s %9s %9s   (ms, median of 30 graph replays)\n", "case", "forward", "vjp", "jvp", "hvp");
-    const auto both = [&](int64_t batch, int64_t positions, const char* size) {
-      const struct {
-        const char* kind;
-        int64_t depth;
-        Response response;
-        Score score;
-      } kinds[] = {{"gaussian", 12, kExp, Score::kProduct},
-                   {"embedded", 3, kExp, Score::kProduct},
-                   {"dot", 3, kElu, Score::kProduct},
-                   {"concat", 1, kElu, Score::kSum}};
-      for (const auto& kind : kinds)
-        for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
-          const std::string name =
-              std::string(size) + " " + kind.kind + (normalization == Normalization::kColumns ? " columns" : " balanced");
-          const bool symmetric = kind.depth == 12;  // gaussian: query and key are one array
-          time_case<float>({problem(batch, kind.depth, 12, positions, kind.response, normalization, 1.0, kind.score), 0.5, name.c_str(), 0,
-                            symmetric, symmetric},
-                           multiprocessors);
-        }
-    };
-    both(64, 256, "64x256");
-    both(1, 9701, "1x9701");
-    both(1, 65536, "1x65536");
-    // Many values: on the matrix units, and without them.
-    const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
-                               Normalization normalization) {
-      for (const bool plain : {false, true}) {
-        const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
-                                 std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
-                                 (normalization == Normalization::kColumns ? " columns" : " balanced") + (plain ? " plain" : " matrix");
-        time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, false, false, plain},
+void time(int multiprocessors) {
+  std::printf("\n%-34s %9s %9s %9s %9s   (ms, median of 30 graph replays)\n", "case", "forward", "vjp", "jvp", "hvp");
+  const auto both = [&](int64_t batch, int64_t positions, const char* size) {
+    const struct {
+      const char* kind;
+      int64_t depth;
+      Response response;
+      Score score;
+    } kinds[] = {{"gaussian", 12, kExp, Score::kProduct},
+                 {"embedded", 3, kExp, Score::kProduct},
+                 {"dot", 3, kElu, Score::kProduct},
+                 {"concat", 1, kElu, Score::kSum}};
+    for (const auto& kind : kinds)
+      for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
+        const std::string name =
+            std::string(size) + " " + kind.kind + (normalization == Normalization::kColumns ? " columns" : " balanced");
+        const bool symmetric = kind.depth == 12;  // gaussian: query and key are one array
+        time_case<float>({problem(batch, kind.depth, 12, positions, kind.response, normalization, 1.0, kind.score), 0.5, name.c_str(), 0,
+                          symmetric, symmetric},
                          multiprocessors);
       }
-    };
-    both_ways(1, 8, 32, 7744, kExp, Normalization::kColumns);
-    both_ways(1, 8, 32, 7744, kExp, Normalization::kBalanced);
-    both_ways(1, 8, 32, 7744, kElu, Normalization::kColumns);
-    both_ways(6, 8, 32, 7744, kExp, Normalization::kColumns);
-    both_ways(1, 8, 16, 7744, kExp, Normalization::kColumns);
-    both_ways(1, 3, 16, 7744, kExp, Normalization::kColumns);
-    both_ways(1, 8, 64, 7744, kExp, Normalization::kColumns);
-    both_ways(1, 16, 64, 7744, kExp, Normalization::kBalanced);
-    both_ways(6, 16, 64, 1936, kExp, Normalization::kColumns);
-    both_ways(6, 8, 32, 484, kExp, Normalization::kColumns);
-    both_ways(64, 8, 32, 256, kExp, Normalization::kColumns);
+  };
+  both(64, 256, "64x256");
+  both(1, 9701, "1x9701");
+  both(1, 65536, "1x65536");
+  // Many values: on the matrix units, and without them.
+  const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
+                             Normalization normalization) {
+    for (const bool plain : {false, true}) {
+      const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
+                               std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
+                               (normalization == Normalization::kColumns ? " columns" : " balanced") + (plain ? " plain" : " matrix");
+      time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, false, false, plain},
+                       multiprocessors);
+    }
+  };
+  both_ways(1, 8, 32, 7744, kExp, Normalization::kColumns);
+  both_ways(1, 8, 32, 7744, kExp, Normalization::kBalanced);
+  both_ways(1, 8, 32, 7744, kElu, Normalization::kColumns);
+  both_ways(6, 8, 32, 7744, kExp, Normalization::kColumns);
+  both_ways(1, 8, 16, 7744, kExp, Normalization::kColumns);
+  both_ways(1, 3, 16, 7744, kExp, Normalization::kColumns);
+  both_ways(1, 8, 64, 7744, kExp, Normalization::kColumns);
+  both_ways(1, 16, 64, 7744, kExp, Normalization::kBalanced);
+  both_ways(6, 16, 64, 1936, kExp, Normalization::kColumns);
+  both_ways(6, 8, 32, 484, kExp, Normalization::kColumns);
+  both_ways(64, 8, 32, 256, kExp, Normalization::kColumns);
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool small = false, tiny = false, timing = false;
+  unsigned seed = 1;
+  for (int a = 1; a < argc; ++a) {
+    small = small || std::string(argv[a]) == "--small";
+    tiny = tiny || std::string(argv[a]) == "--tiny";
+    timing = timing || std::string(argv[a]) == "--time";
+    if (std::string(argv[a]) == "--only" && a + 1 < argc) only = argv[a + 1];
+    if (std::string(argv[a]) == "--seed" && a + 1 < argc) seed = static_cast<unsigned>(std::stoul(argv[a + 1])) * 1000 + 1;
   }
+  int multiprocessors = 4;
+#ifndef INVATTN_CUDA_EMULATION
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
+    std::printf("skipped: no CUDA device\n");
+    return 77;
+  }
+  multiprocessors = properties.multiProcessorCount;
+  std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
+#endif
+  if (tiny) {
+    test_tiny(seed, multiprocessors);
+  } else {
+    test(small, seed, multiprocessors);
+  }
+#ifndef INVATTN_CUDA_EMULATION
+  if (timing) time(multiprocessors);
 #endif
   std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);
   return failures == 0 ? 0 : 1;

@@ -1,6 +1,7 @@
 // The CUDA solver against a float64 version of the same method on the host, by each of its ways of working, and its times. A plain program,
 // so that it runs where there is no GoogleTest:
-//   cuda_solver_test [--small] [--time] [--only-time] [--way 0|1|2] [--stack BYTES]        --small: few positions (compute-sanitizer, emulation)
+//   cuda_solver_test [--small|--tiny] [--time] [--only-time] [--way 0|1|2]
+// --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long)
 // Exit code 0: every case within bounds.
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "invattn/kernels/cuda/launch.h"
@@ -258,6 +260,31 @@ HostSolution host_solve(const Branch& branch, const std::vector<double>& y, cons
 
 // ---- Cases ----------------------------------------------------------------------------------------------------------------------------
 
+/// Workspaces are never freed: the solver keeps executable graphs by the workspace they were recorded for, and compute-sanitizer takes
+/// accesses to memory that was allocated after the recording for errors, though the address is the same and the memory there.
+class Workspaces {
+ public:
+  char* take(size_t bytes) {
+    size_t size = 1 << 16;
+    while (size < bytes) size *= 2;
+    for (auto& [memory, taken] : all_) {
+      if (taken || memory->count != size) continue;
+      taken = true;
+      CHECK_CUDA(cudaMemset(memory->data, 0xff, size));
+      return memory->data;
+    }
+    all_.push_back({std::make_unique<Device<char>>(size), true});
+    return all_.back().first->data;
+  }
+  void give_back(const char* data) {
+    for (auto& [memory, taken] : all_) taken = taken && memory->data != data;
+  }
+
+ private:
+  std::vector<std::pair<std::unique_ptr<Device<char>>, bool>> all_;  // and whether it is in use
+};
+Workspaces workspaces_of_all;
+
 struct Solver {
   AttentionProblem problem;
   int64_t channels;
@@ -266,7 +293,7 @@ struct Solver {
   Device<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias, y, x;
   Device<double> residual;
   Device<int32_t> iterations, status;
-  std::vector<std::unique_ptr<Device<char>>> workspaces;  // one for each way
+  std::vector<char*> workspaces;  // one for each way
   cuda::Launch launch;
 
   Solver(const Branch& b, const std::vector<float>& y_, const SolverOptions& o)
@@ -291,11 +318,17 @@ struct Solver {
     for (const SolverPath path : kPaths) {
       const bool covered = cuda::path_covers(path, problem, channels, options);
       workspaces.push_back(
-          std::make_unique<Device<char>>(covered ? cuda::path_workspace_bytes(path, problem, channels, options, multiprocessors) : 0));
+          workspaces_of_all.take(covered ? cuda::path_workspace_bytes(path, problem, channels, options, multiprocessors) : 0));
     }
+    CHECK_CUDA(cudaDeviceSynchronize());  // what is recorded next is younger than the memory, in compute-sanitizer's view, too
+  }
+  Solver(const Solver&) = delete;
+  Solver& operator=(const Solver&) = delete;
+  ~Solver() {
+    for (const char* workspace : workspaces) workspaces_of_all.give_back(workspace);
   }
   void solve(SolverPath path) {
-    launch.workspace = workspaces[static_cast<int>(path)]->data;
+    launch.workspace = workspaces[static_cast<int>(path)];
     cuda::solve_by(path, problem, channels,
                    {query.data, query_bias.data, symmetric ? query.data : key.data, symmetric ? query_bias.data : key_bias.data, value.data,
                     value_bias.data, output.data, output_bias.data},
@@ -417,6 +450,19 @@ void test_reuse(SolverPath path, int64_t n) {
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 #endif
+}
+
+/// Each kernel once or twice, on as few positions as show its barriers.
+void test_tiny() {
+  const SolverOptions anderson;
+  for (const SolverPath path : kPaths) {
+    if (way >= 0 && static_cast<int>(path) != way) continue;
+    const int64_t n = path == SolverPath::kKernels ? 40 : 140;  // more than a block handles at a time
+    compare(path, kKinds[3].name, Branch(problem_of(kKinds[3], 1, n), 12, 0.35, 11), draw(12 * n, 3), anderson);
+    compare(path, kKinds[1].name, Branch(problem_of(kKinds[1], 2, 33, Normalization::kAll), 12, 0.35, 11), draw(2 * 12 * 33, 3), anderson);
+    const Branch symmetric(problem_of(kKinds[0], 1, n, Normalization::kBalanced), 12, 0.35, 27, true);
+    compare(path, "gaussian, symmetric", symmetric, draw(12 * n, 17), anderson);
+  }
 }
 
 void test(bool small) {
@@ -640,13 +686,12 @@ void time() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool small = false, timed = false, only_timed = false;
-  [[maybe_unused]] size_t stack = 0;
+  bool small = false, tiny = false, timed = false, only_timed = false;
   for (int a = 1; a < argc; ++a) {
     small = small || std::strcmp(argv[a], "--small") == 0;
     timed = timed || std::strcmp(argv[a], "--time") == 0;
     if (std::strcmp(argv[a], "--way") == 0 && a + 1 < argc) way = std::atoi(argv[a + 1]);
-    if (std::strcmp(argv[a], "--stack") == 0 && a + 1 < argc) stack = std::strtoull(argv[a + 1], nullptr, 10);
+    tiny = tiny || std::strcmp(argv[a], "--tiny") == 0;
     only_timed = only_timed || std::strcmp(argv[a], "--only-time") == 0;
   }
 #ifndef INVATTN_CUDA_EMULATION
@@ -656,9 +701,9 @@ int main(int argc, char** argv) {
     return 77;
   }
   CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  if (stack > 0) CHECK_CUDA(cudaDeviceSetLimit(cudaLimitStackSize, stack));
 #endif
-  if (!only_timed) test(small);
+  if (tiny) test_tiny();
+  if (!tiny && !only_timed) test(small);
 #ifndef INVATTN_CUDA_EMULATION
   if (timed || only_timed) time();
 #endif
