@@ -22,6 +22,7 @@
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/kernels/standard_shapes.h"
 #include "invattn/report/drawing.h"
 #include "invattn/report/table.h"
 #include "invattn/train/progress.h"
@@ -51,15 +52,9 @@ struct BenchArguments {
   bool json = false;
 };
 
-/// The shapes of the standard table: a batch of small images, squeezed (N = 256), and one large one (N = 9,701).
-const Shape& small_shape() {
-  static const Shape shape = {64, 12, 16, 16};
-  return shape;
-}
-const Shape& large_shape() {
-  static const Shape shape = {1, 12, 109, 89};
-  return shape;
-}
+Shape shape_of(const kernels::StandardShape& shape) { return {shape.batch, shape.channels, shape.height, shape.width}; }
+Shape small_shape() { return shape_of(kernels::kSmallStandardShape); }
+Shape large_shape() { return shape_of(kernels::kLargeStandardShape); }
 
 bool names_all(const std::vector<std::string>& words) { return words.size() == 1 && words.front() == "all"; }
 
@@ -390,7 +385,9 @@ void growth(const BenchArguments& arguments) {
   require(arguments.plot.empty() || devices.size() == 1, kOrigin, "expected one device for a plot, got ", devices.size(),
           ". Choose it by --device cpu or --device cuda.");
   const auto kernels = parse_name<Kernels>(arguments.kernels, kOrigin);
-  const std::vector<Shape> shapes = chosen_shapes(arguments, {{1, 12, 32, 32}, {1, 12, 64, 64}, {1, 12, 128, 128}, {1, 12, 256, 256}});
+  std::vector<Shape> standard;
+  for (const auto& shape : kernels::kGrowthShapes) standard.push_back(shape_of(shape));
+  const std::vector<Shape> shapes = chosen_shapes(arguments, standard);
 
   Progress progress;
   std::vector<GrowthPoint> points;

@@ -98,7 +98,8 @@ std::vector<AttentionCase> cases() {
     result.push_back({{b, d, 12, n, score, response, normalization, 1.0}, kernels::testing::Data::kRandom});
   };
   using kernels::Response, kernels::Score;
-  for (auto [b, n] : {std::pair<int64_t, int64_t>{64, 256}, {1, 9701}}) {
+  for (const auto& shape : {kernels::kSmallStandardShape, kernels::kLargeStandardShape}) {
+    const int64_t b = shape.batch, n = shape.positions();
     add(Score::kProduct, Response::kExponential, b, 3, n);
     add(Score::kProduct, Response::kExponential, b, 12, n);
     add(Score::kProduct, Response::kEluPlusOne, b, 3, n);

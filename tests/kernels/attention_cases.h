@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "invattn/kernels/attention.h"
+#include "invattn/kernels/standard_shapes.h"
 
 /// One table of cases for the tests and the benchmarks of the attention kernels.
 namespace invattn::kernels::testing {
@@ -85,6 +86,18 @@ struct AttentionData {
   }
 };
 
+/// The kinds of the paper as `invattn bench` measures them, on one of the standard shapes.
+inline std::vector<AttentionCase> standard_cases(const StandardShape& shape) {
+  const int64_t b = shape.batch, c = shape.channels, n = shape.positions();
+  using R = Response;
+  using M = Normalization;
+  return {{{b, c, c, n, Score::kProduct, R::kExponential, M::kBalanced, 1.0}},
+          {{b, c / 4, c, n, Score::kProduct, R::kExponential, M::kBalanced, 1.0}},
+          {{b, c / 4, c, n, Score::kProduct, R::kEluPlusOne, M::kColumns, 1.0}},
+          {{b, 1, c, n, Score::kSum, R::kEluPlusOne, M::kColumns, 1.0}}};
+}
+
+/// Everything that the tests check in full. Of the standard shapes the small one, with two samples; the large one is for check_large.
 inline std::vector<AttentionCase> attention_cases() {
   std::vector<AttentionCase> cases;
   const auto add = [&](Score score, Response response, Normalization normalization, Data data, int64_t b, int64_t d, int64_t v, int64_t n) {
@@ -107,6 +120,11 @@ inline std::vector<AttentionCase> attention_cases() {
     }
     for (int64_t v = 1; v <= 17; ++v) add(score, R::kEluPlusOne, M::kColumns, Data::kRandom, 1, 3, v, 40);
     add(score, R::kExponential, M::kColumns, Data::kRandom, 0, 3, 4, 8);
+  }
+  for (int64_t v : {16, 24, 32, 40, 64}) add(Score::kProduct, R::kExponential, M::kBalanced, Data::kRandom, 1, 8, v, 37);
+  for (AttentionCase standard : standard_cases(kSmallStandardShape)) {
+    standard.problem.batch = 2;
+    cases.push_back(standard);
   }
   for (int64_t d : {1, 2, 4, 7, 12, 20}) add(Score::kProduct, R::kExponential, M::kColumns, Data::kRandom, 1, d, 12, 70);
   return cases;

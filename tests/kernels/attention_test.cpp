@@ -15,6 +15,7 @@
 #include "invattn/kernels/attention.h"
 #include "tests/kernels/attention_cases.h"
 #include "tests/kernels/naive_attention.h"
+#include "tests/kernels/sampled_attention.h"
 
 namespace invattn::kernels::testing {
 namespace {
@@ -307,6 +308,22 @@ TEST(AttentionKernelLarge, EveryNormalizationByBlocksOfColumns) {
     }
   }
 }
+
+class AttentionKernelStandard : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionKernelStandard, LargeShapeIsRightWhereSampled) {
+  const AttentionCase& c = GetParam();
+  const AttentionData<float> data(c);
+  const auto r = run_kernels<float>(c.problem, data);
+  const LargeErrors errors = check_large(c, data, {r.output, r.jvp, r.query, r.key, r.value});
+  EXPECT_LT(errors.output, 2e-6);
+  EXPECT_LT(errors.jvp, 2e-6);
+  EXPECT_LT(errors.transpose, 1e-6);
+  EXPECT_LE(error(r.result_change, r.jvp), 1e-5 * size(r.jvp));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionKernelStandard, ::testing::ValuesIn(standard_cases(kLargeStandardShape)),
+                         [](const auto& info) { return info.param.name(); });
 
 // Where a block of columns no longer fits the cache, both sums of `balanced` come from one sweep. The queries are few different numbers, so
 // that a plain version need not work out 2.7e8 responses.

@@ -18,8 +18,10 @@
 
 #include "invattn/kernels/cuda/attention.h"
 #include "invattn/kernels/cuda/launch.h"
+#include "tests/kernels/attention_cases.h"
 #include "tests/kernels/cuda_support.cuh"
 #include "tests/kernels/naive_attention.h"
+#include "tests/kernels/sampled_attention.h"
 
 namespace {
 
@@ -43,7 +45,8 @@ struct Case {
 template <class R>
 struct Results {
   std::vector<R> output, query, key, value, change, second_query, second_key, second_value;  // the last three: hvp
-  double query_term = 0, key_term = 0, second_query_term = 0, second_key_term = 0;  // the largest of their terms, before they cancel
+  // The largest of their terms, before they cancel.
+  double query_term = 0, key_term = 0, change_term = 0, second_query_term = 0, second_key_term = 0, second_value_term = 0;
 };
 
 template <class T>
@@ -51,11 +54,11 @@ struct Inputs {
   std::vector<T> query, key, value, cotangent, query_tangent, key_tangent, value_tangent;
 };
 
-/// Loops over all pairs in precision R, from inputs in precision T.
+/// Loops over all pairs in precision R, from inputs in precision T; `rounding`: of every score, up or down.
 template <class R, class T>
-Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in) {
+Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in, R rounding = 0) {
   const auto cast = [](const std::vector<T>& v) { return std::vector<R>(v.begin(), v.end()); };
-  const testing::NaiveAttention<R> attention(problem, cast(in.query), cast(in.key), cast(in.value));
+  const testing::NaiveAttention<R> attention(problem, cast(in.query), cast(in.key), cast(in.value), rounding);
   Results<R> out;
   out.output = attention.forward();
   auto first = attention.vjp(cast(in.cotangent));
@@ -67,10 +70,13 @@ Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in) {
   out.second_query = std::move(second.query);
   out.second_key = std::move(second.key);
   out.second_value = std::move(second.value);
+  attention.jvp(cast(in.query_tangent), cast(in.key_tangent), cast(in.value_tangent));
+  out.change_term = attention.magnitudes.jvp;
   out.query_term = attention.magnitudes.query;
   out.key_term = attention.magnitudes.key;
   out.second_query_term = attention.second_magnitudes.query;
   out.second_key_term = attention.second_magnitudes.key;
+  out.second_value_term = attention.second_magnitudes.value;
   return out;
 }
 
@@ -228,10 +234,10 @@ void check_idle(const Case& c, unsigned seed, int multiprocessors) {
   if (!ok) ++failures;
 }
 
+/// rounded: scores may be off by a rounding, however large they are, and results by that of their largest terms, however much cancels: the
+/// bounds of the tests of the CPU kernels, which the table was made for.
 template <class T>
-void compare(const Case& c, unsigned seed, int multiprocessors) {
-  if (!only.empty() && only != c.name) return;
-  const auto inputs = draw<T>(c, seed);
+void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool rounded = false) {
   using Wide = std::conditional_t<sizeof(T) == 8, long double, double>;
   const auto reference = naive<Wide>(c.problem, inputs);
   const auto plain = naive<T>(c.problem, inputs);
@@ -254,7 +260,17 @@ void compare(const Case& c, unsigned seed, int multiprocessors) {
                                error("ddF", buffers.second_value, plain.second_value, reference.second_value),
                                error("ddq", buffers.second_query, plain.second_query, reference.second_query),
                                error("ddk", buffers.second_key, plain.second_key, reference.second_key)};
-  if (c.problem.score == Score::kSum) {
+  if (rounded) {
+    const auto other = naive<Wide>(c.problem, inputs, static_cast<Wide>(std::numeric_limits<T>::epsilon() / 2));
+    const std::vector<Wide> Results<Wide>::*const members[] = {
+        &Results<Wide>::output,       &Results<Wide>::value,        &Results<Wide>::query,
+        &Results<Wide>::key,          &Results<Wide>::change,       &Results<Wide>::change,
+        &Results<Wide>::second_value, &Results<Wide>::second_query, &Results<Wide>::second_key};
+    for (size_t e = 0; e < errors.size(); ++e) {
+      errors[e].plain = std::max(errors[e].plain, error_of(other.*members[e], reference.*members[e]));
+    }
+  }
+  if (rounded || c.problem.score == Score::kSum) {
     const auto condition = [](double term, const auto& exact) {
       const double length = length_of(exact);
       return term * std::sqrt(static_cast<double>(exact.size())) / (length > 0 ? length : 1);
@@ -263,6 +279,10 @@ void compare(const Case& c, unsigned seed, int multiprocessors) {
     errors[3].condition = condition(reference.key_term, reference.key);
     errors[7].condition = condition(reference.second_query_term, reference.second_query);
     errors[8].condition = condition(reference.second_key_term, reference.second_key);
+    if (rounded) {
+      errors[4].condition = errors[5].condition = condition(reference.change_term, reference.change);
+      errors[6].condition = condition(reference.second_value_term, reference.second_value);
+    }
   }
   static const char* const kNormalizations[] = {"columns", "rows", "all", "count", "balanced"};
   static const char* const kResponses[] = {"exp", "elu+1", "softplus", "relu"};
@@ -276,7 +296,8 @@ void compare(const Case& c, unsigned seed, int multiprocessors) {
     // The sum score adds the terms of a gradient up separately, by sorted sums that run through all positions, and subtracts the totals:
     // where they cancel (a relu column that holds one tiny score has terms of its inverse, and a gradient of zero) every entry has the
     // rounding, in double, of the largest term. The plain version cancels within each pair.
-    const double rounding = 4 * std::numeric_limits<double>::epsilon() * e.condition;
+    const double epsilon = rounded ? double(std::numeric_limits<T>::epsilon()) : std::numeric_limits<double>::epsilon();
+    const double rounding = 4 * epsilon * e.condition;
     // Where not even the plain version has a digit right, the exact result is what cancellation left of larger terms, or lies below the
     // smallest float: there is nothing to compare but that it is finite.
     const bool good = e.kernel <= std::max({2 * e.plain, floor, rounding}) || (e.plain > 0.1 && std::isfinite(e.kernel));
@@ -291,6 +312,43 @@ void compare(const Case& c, unsigned seed, int multiprocessors) {
   }
   std::printf("%s\n", ok ? "" : "  FAILED");
   if (!ok) ++failures;
+}
+
+template <class T>
+void compare(const Case& c, unsigned seed, int multiprocessors) {
+  if (only.empty() || only == c.name) compare(c, draw<T>(c, seed), multiprocessors);
+}
+
+/// The table that the CPU kernels are tested on, in both precisions.
+template <class T>
+void compare_table(int multiprocessors) {
+  if (!only.empty() && only != "table") return;
+  for (const testing::AttentionCase& c : testing::attention_cases()) {
+    if (!cuda::covers(c.problem)) continue;
+    const testing::AttentionData<T> data(c);
+    const Inputs<T> inputs{data.query, data.key, data.value, data.cotangent, data.query_tangent, data.key_tangent, data.value_tangent};
+    compare({c.problem, 0, testing::name(c.data)}, inputs, multiprocessors, /*rounded=*/true);
+  }
+}
+
+/// The large shape that the benchmarks measure, in all kinds.
+void check_standard(int multiprocessors) {
+  if (!only.empty() && only != "standard") return;
+  for (const testing::AttentionCase& c : testing::standard_cases(kLargeStandardShape)) {
+    const testing::AttentionData<float> data(c);
+    const Inputs<float> inputs{data.query, data.key, data.value, data.cotangent, data.query_tangent, data.key_tangent, data.value_tangent};
+    Buffers<float> buffers(c.problem, inputs, multiprocessors);
+    buffers.all();
+    const auto change = buffers.change.host();
+    const auto errors = testing::check_large(
+        c, data,
+        {buffers.output.host(), change, buffers.query_gradient.host(), buffers.key_gradient.host(), buffers.value_gradient.host()});
+    const double second = error_of(buffers.second_change.host(), change);
+    const bool ok = errors.output < 2e-6 && errors.jvp < 2e-6 && errors.transpose < 1e-6 && second < 2e-6;
+    std::printf("%s: A %.1e, jvp %.1e, transpose %.1e, jvp2 %.1e%s\n", c.name().c_str(), errors.output, errors.jvp, errors.transpose,
+                second, ok ? "" : "  FAILED");
+    if (!ok) ++failures;
+  }
 }
 
 /// A map so large that its sides are sorted in runs and merged: A of some positions against loops over all pairs. Keys come twice.
@@ -454,9 +512,10 @@ void test(bool small, unsigned seed, int multiprocessors) {
     const char* name = plain ? "many values, plain" : "many values, matrix";
     const auto many = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, Normalization normalization,
                           double spread, double offset = 0, bool positive = false) {
-      compare<float>(
-          {problem(batch, depth, values, positions, response, normalization, 0.8), spread, name, offset, false, false, plain, positive},
-          ++seed, multiprocessors);
+      const Case c{
+          problem(batch, depth, values, positions, response, normalization, 0.8), spread, name, offset, false, false, plain, positive};
+      ++seed;
+      if (only.empty() || only == name) compare(c, draw<float>(c, seed), multiprocessors, /*rounded=*/offset != 0);
     };
     for (const auto normalization : kNormalizations) {
       for (const auto response : {kExp, kElu, kRelu}) many(2, 8, 32, 67, response, normalization, 0.5);
@@ -491,6 +550,9 @@ void test(bool small, unsigned seed, int multiprocessors) {
   compare<float>({problem(1, 1, 5, 2300, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
   check_merged(2100, ++seed, multiprocessors);
   if (!small) {
+    compare_table<float>(multiprocessors);
+    compare_table<double>(multiprocessors);
+    check_standard(multiprocessors);
     check_merged(17000, ++seed, multiprocessors);
     for (const auto normalization : kNormalizations) {
       compare<float>({problem(3, 3, 12, 256, kExp, normalization), 1.0, "16x16"}, ++seed, multiprocessors);
@@ -524,9 +586,9 @@ void time(int multiprocessors) {
                          multiprocessors);
       }
   };
-  both(64, 256, "64x256");
-  both(1, 9701, "1x9701");
-  both(1, 65536, "1x65536");
+  for (const StandardShape& shape : {kSmallStandardShape, kLargeStandardShape, kGrowthShapes.back()}) {
+    both(shape.batch, shape.positions(), (std::to_string(shape.batch) + "x" + std::to_string(shape.positions())).c_str());
+  }
   // Many values: on the matrix units, and without them.
   const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
                              Normalization normalization) {

@@ -165,6 +165,16 @@ TEST_P(FastAttention, QueryKeyAndValueMayBeOneTensor) {
   for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_LT(relative_difference(actual[i], expected[i]), 1e-10) << "result " << i;
 }
 
+TEST_P(FastAttention, NonContiguousInputGivesTheSame) {
+  const auto wide = make_inputs(map().score, {2, 3, 4, 74}, 15, options(at::kFloat));
+  const auto every_second = [](const at::Tensor& all) { return all.slice(2, 0, 74, 2); };
+  const AttentionInputs strided{every_second(wide.query), every_second(wide.key), every_second(wide.value)};
+  const AttentionInputs packed{strided.query.contiguous(), strided.key.contiguous(), strided.value.contiguous()};
+  const auto expected = derivatives(packed, map(), Kernels::kFast, 2);
+  const auto actual = derivatives(strided, map(), Kernels::kFast, 2);
+  for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << "result " << i;
+}
+
 TEST_P(FastAttention, NanStaysInItsSample) {
   const KernelsScope scope(Kernels::kFast);
   auto inputs = make_inputs(map().score, {3, 3, 4, 40}, 7, options(at::kFloat));
