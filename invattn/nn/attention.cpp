@@ -19,6 +19,7 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/spectral_norm.h"
 #include "invattn/ops/attention_inverse.h"
+#include "invattn/ops/composed_score.h"
 #include "invattn/solver/options.h"
 #include "invattn/solver/report.h"
 
@@ -261,13 +262,10 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
     result.query = result.key = score_map();
   }
   if (options_.kind == AttentionKind::kConcatenation) {
-    // W_3 [W_1 x_i, W_2 x_j] is a number per x_i plus a number per x_j.
-    const auto halves = concat_->constrained_weight().chunk(2, 1);
-    const auto compose = [](const at::Tensor& half, const Affine& map) {
-      return Affine{at::mm(half, map.weight), map.bias.defined() ? at::mv(half, map.bias) : at::Tensor()};
-    };
-    result.query = compose(halves[0], result.query);
-    result.key = compose(halves[1], result.key);
+    const auto [query, key] =
+        composed_scores(concat_->constrained_weight(), {result.query.weight, result.query.bias}, {result.key.weight, result.key.bias});
+    result.query = {query.weight, query.bias};
+    result.key = {key.weight, key.bias};
   }
   result.value = {value_->constrained_weight(), value_->bias};
   if (options_.output == OutputMap::kLinear) {

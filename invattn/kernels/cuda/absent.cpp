@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "invattn/kernels/cuda/attention.h"
+#include "invattn/kernels/cuda/composed_score.h"
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/cuda/spectral_norm.h"
@@ -17,6 +18,8 @@ namespace {
 int multiprocessors() { absent(); }
 const char* take_error() { return nullptr; }
 bool covers(const AttentionProblem&) { return false; }
+bool has_compose_score() { return false; }
+void compose_score(const float*, const ScoreSide&, const ScoreSide&, int64_t, int64_t, void*) { absent(); }
 bool norm_covers(int64_t, int64_t) { return false; }
 template <class T>
 void spectral_norm(const T*, int64_t, int64_t, T*, T*, T*, void*) {
