@@ -620,8 +620,21 @@ __device__ __forceinline__ T last_key() {
   return key;
 }
 
-/// Sorts (n) keys with their places: a key's place is the number of keys before it, counted by comparing it with every other. A block of
-/// kRankThreads has kRankOwners keys; rank_bytes of shared memory. N^2 comparisons on all multiprocessors take less time than a sort on few.
+/// 1 where the sign is set: differences count without a comparison, which would hold the integer unit twice as long.
+__device__ __forceinline__ uint32_t sign_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits >> 31;
+}
+__device__ __forceinline__ uint32_t sign_of(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, 8);
+  return static_cast<uint32_t>(bits >> 63);
+}
+
+/// Sorts (n) keys with their places: a key's place is the number of keys before it, counted by comparing it with every other. What is
+/// not a finite number counts as the outermost one, so that no position is lost: of two infinities there is no difference. A block of kRankThreads has kRankOwners keys; rank_bytes of shared memory. N^2 comparisons on all
+/// multiprocessors take less time than a sort on few.
 constexpr int kRankThreads = 256, kRankRows = 2, kRankOwners = 32 * kRankRows, kRankTile = 1024;
 
 template <class T>
@@ -631,49 +644,57 @@ constexpr size_t rank_bytes() {
 
 template <class T>
 __device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* sorted, int* index, char* memory) {
-  using U = decltype(ordered(T()));
   struct alignas(16) Unit {
-    U item[16 / sizeof(U)];
+    T item[16 / sizeof(T)];
   };
-  constexpr int kWarps = kRankThreads / 32, kChunk = kRankTile / kWarps, kPerUnit = 16 / sizeof(U);
-  static_assert(kWarps * kRankOwners * sizeof(int) <= kRankTile * sizeof(U));
-  U* tile = reinterpret_cast<U*>(memory);
+  constexpr int kWarps = kRankThreads / 32, kChunk = kRankTile / kWarps, kPerUnit = 16 / sizeof(T);
+  static_assert(kWarps * kRankOwners * sizeof(int) <= kRankTile * sizeof(T));
+  T* tile = reinterpret_cast<T*>(memory);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const auto number = [](T key) {  // room for one more above
-    const U whole = ordered(key);
-    return whole == ~U(0) ? whole - 1 : whole;
-  };
-  U mine[kRankRows];
-  int count[kRankRows] = {};
+  constexpr T kLast = std::numeric_limits<T>::max();
+  const auto number = [](T key) { return fmin(fmax(key, -kLast), kLast); };
+  T mine[kRankRows];
+  uint32_t count[kRankRows] = {};
 #pragma unroll
   for (int r = 0; r < kRankRows; ++r) {
     const int64_t at = first + r * 32 + lane;
     mine[r] = number(keys[at < n ? at : n - 1]);
   }
-  for (int64_t start = 0; start < n; start += kRankTile) {
-    for (int t = thread; t < kRankTile; t += kRankThreads) tile[t] = start + t < n ? number(keys[start + t]) : ~U(0);
-    __syncthreads();
-    const int64_t chunk = start + warp * kChunk;
-    if (chunk + kChunk <= first || chunk >= first + kRankOwners) {
-      const U before = chunk < first ? 1 : 0;  // equal keys that come before count
-      U limit[kRankRows];
-#pragma unroll
-      for (int r = 0; r < kRankRows; ++r) limit[r] = mine[r] + before;
+  // Over a chunk, all of whose keys come before or after the owners.
+  const auto add_signs = [&](const T* chunk, auto sign) {
 #pragma unroll 4
-      for (int t = 0; t < kChunk; t += kPerUnit) {
-        const Unit unit = *reinterpret_cast<const Unit*>(tile + warp * kChunk + t);
+    for (int t = 0; t < kChunk; t += kPerUnit) {
+      const Unit unit = *reinterpret_cast<const Unit*>(chunk + t);
 #pragma unroll
-        for (int e = 0; e < kPerUnit; ++e) {
+      for (int e = 0; e < kPerUnit; ++e) {
 #pragma unroll
-          for (int r = 0; r < kRankRows; ++r) count[r] += unit.item[e] < limit[r] ? 1 : 0;
-        }
+        for (int r = 0; r < kRankRows; ++r) count[r] += sign(unit.item[e], mine[r]);
       }
+    }
+  };
+  for (int64_t start = 0; start < n; start += kRankTile) {
+    for (int t = thread; t < kRankTile; t += kRankThreads) tile[t] = start + t < n ? number(keys[start + t]) : kLast;
+    __syncthreads();
+    const T* chunk = tile + warp * kChunk;
+    const int64_t begin = start + warp * kChunk;
+    if (begin >= first + kRankOwners) {  // equal keys that come behind do not count
+      add_signs(chunk, [](T other, T own) { return sign_of(other - own); });
+    } else if (begin + kChunk <= first) {  // all but the larger ones
+      uint32_t before[kRankRows];
+#pragma unroll
+      for (int r = 0; r < kRankRows; ++r) {
+        before[r] = count[r];
+        count[r] = 0;
+      }
+      add_signs(chunk, [](T other, T own) { return sign_of(own - other); });
+#pragma unroll
+      for (int r = 0; r < kRankRows; ++r) count[r] = before[r] + kChunk - count[r];
     } else {
       for (int t = 0; t < kChunk; ++t) {
-        const U other = tile[warp * kChunk + t];
+        const T other = chunk[t];
 #pragma unroll
         for (int r = 0; r < kRankRows; ++r) {
-          count[r] += other < mine[r] || (other == mine[r] && chunk + t < first + r * 32 + lane) ? 1 : 0;
+          count[r] += begin + t < first + r * 32 + lane ? 1 - sign_of(mine[r] - other) : sign_of(other - mine[r]);
         }
       }
     }
@@ -681,7 +702,7 @@ __device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* 
   }
   int* counts = reinterpret_cast<int*>(memory);
 #pragma unroll
-  for (int r = 0; r < kRankRows; ++r) counts[warp * kRankOwners + r * 32 + lane] = count[r];
+  for (int r = 0; r < kRankRows; ++r) counts[warp * kRankOwners + r * 32 + lane] = static_cast<int>(count[r]);
   __syncthreads();
   if (thread >= kRankOwners || first + thread >= n) return;
   int place = 0;
