@@ -591,15 +591,17 @@ void time(int multiprocessors) {
   }
   // Many values: on the matrix units, and without them.
   const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
-                             Normalization normalization) {
+                             Normalization normalization, bool shared = false) {
     for (const bool plain : {false, true}) {
       const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
                                std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
                                (normalization == Normalization::kColumns ? " columns" : " balanced") + (plain ? " plain" : " matrix");
-      time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, false, false, plain},
+      time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, shared, shared, plain},
                        multiprocessors);
     }
   };
+  both_ways(1, 12, 12, kLargeStandardShape.positions(), kExp, Normalization::kBalanced, true);
+  both_ways(1, 12, 12, kLargeStandardShape.positions(), kElu, Normalization::kColumns);
   both_ways(1, 8, 32, 7744, kExp, Normalization::kColumns);
   both_ways(1, 8, 32, 7744, kExp, Normalization::kBalanced);
   both_ways(1, 8, 32, 7744, kElu, Normalization::kColumns);

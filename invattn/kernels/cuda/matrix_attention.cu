@@ -1,4 +1,4 @@
-// The passes over all pairs that touch the values, on the matrix units, for 16 values and more (float32, D <= 16).
+// The passes over all pairs that touch the values, on the matrix units, for 16 values and more, or 12 of deep scores (float32, D <= 16).
 //
 // A warp has 16 or 32 owners and walks over the others 8 at a time. Lane 4 g + t works out the pairs of the owners g and g + 8 (of each 16)
 // with the others 2 t and 2 t + 1, scores and exponentials by the same instructions as everywhere (pairs.cuh), and those are just the entries
@@ -27,19 +27,19 @@ namespace invattn::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kValueTiles = kMatrixValues / 8;
 using FloatSide = Side<float>;
 
 // An Op here is one of pairs.cuh for a pair, without channels (kValues = 0), and beside that:
 //   kOwnerTiles       of 16 owners per warp
+//   kValueTiles       of 8 values
 //   kDots, kOwnedDots arrays of channels, of the other and of the owner, whose products with the other side's a pair needs
 //   kSets, kSumTiles  arrays of the other that are summed up with weights, and tiles of 8 of their channels
 
 /// sum over others of R X, as Product.
-template <int kDepth, Response kResponse>
+template <int kDepth, int kTiles, Response kResponse>
 struct MatrixProduct : Product<float, kDepth, 0, kResponse> {
   using Pair = Product<float, kDepth, 0, kResponse>;
-  static constexpr int kOwnerTiles = 2, kDots = 0, kOwnedDots = 0, kSets = 1, kSumTiles = kValueTiles;
+  static constexpr int kOwnerTiles = 2, kDots = 0, kOwnedDots = 0, kSets = 1, kValueTiles = kTiles, kSumTiles = kTiles;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.channels; }
   static __device__ float scale(const FloatSide& side, int64_t position) {
     if constexpr (Pair::kFactor == 1) return side.channels_scale;
@@ -53,10 +53,11 @@ struct MatrixProduct : Product<float, kDepth, 0, kResponse> {
 };
 
 /// d A, as ProductChange; kTangents: whether the other's channels change.
-template <int kDepth, Response kResponse, bool kTangents>
+template <int kDepth, int kTiles, Response kResponse, bool kTangents>
 struct MatrixProductChange : ProductChange<float, kDepth, 0, kResponse> {
   using Pair = ProductChange<float, kDepth, 0, kResponse>;
-  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 0, kOwnedDots = 0, kSets = kTangents ? 2 : 1, kSumTiles = kValueTiles;
+  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 0, kOwnedDots = 0, kSets = kTangents ? 2 : 1, kValueTiles = kTiles,
+                       kSumTiles = kTiles;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.channels : side.channel_tangents; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* /*products*/, float* weights) {
@@ -67,10 +68,11 @@ struct MatrixProductChange : ProductChange<float, kDepth, 0, kResponse> {
 };
 
 /// The gradient of the owner's vector, as ScoreGradient.
-template <int kDepth, Response kResponse, bool kBalanced>
+template <int kDepth, int kTiles, Response kResponse, bool kBalanced>
 struct MatrixScoreGradient : ScoreGradient<float, kDepth, 0, kResponse, kBalanced> {
   using Pair = ScoreGradient<float, kDepth, 0, kResponse, kBalanced>;
-  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 1, kOwnedDots = 1, kSets = 1, kSumTiles = (kDepth + 7) / 8;
+  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 1, kOwnedDots = 1, kSets = 1, kValueTiles = kTiles,
+                       kSumTiles = (kDepth + 7) / 8;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.vector; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* products, float* weights) {
@@ -79,11 +81,11 @@ struct MatrixScoreGradient : ScoreGradient<float, kDepth, 0, kResponse, kBalance
 };
 
 /// Its change, as ScoreGradientChange. Only F has tangents: kOwnerTangents where the owner's channels are F.
-template <int kDepth, Response kResponse, bool kBalanced, bool kOwnerTangents>
+template <int kDepth, int kTiles, Response kResponse, bool kBalanced, bool kOwnerTangents>
 struct MatrixScoreGradientChange : ScoreGradientChange<float, kDepth, 0, kResponse, kBalanced> {
   using Pair = ScoreGradientChange<float, kDepth, 0, kResponse, kBalanced>;
   static constexpr int kOwnerTiles = 1, kDots = kOwnerTangents ? 1 : 2, kOwnedDots = kOwnerTangents ? 2 : 1, kSets = 2,
-                       kSumTiles = (kDepth + 7) / 8;
+                       kValueTiles = kTiles, kSumTiles = (kDepth + 7) / 8;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.vector : side.tangent; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* products, float* weights) {
@@ -94,7 +96,7 @@ struct MatrixScoreGradientChange : ScoreGradientChange<float, kDepth, 0, kRespon
 template <class Op>
 struct MatrixLayout {
   static constexpr int kOwners = kWarps * 16 * Op::kOwnerTiles;
-  static constexpr int kStepFloats = 8 * record_stride<float, Op>() + 128 * (Op::kSets * Op::kSumTiles + Op::kDots * kValueTiles);
+  static constexpr int kStepFloats = 8 * record_stride<float, Op>() + 128 * (Op::kSets * Op::kSumTiles + Op::kDots * Op::kValueTiles);
   static constexpr int kSteps = 16 * kStepFloats * 4 <= 49152 ? 16 : 8;  // of a tile
   static constexpr int kTile = 8 * kSteps;
   static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
@@ -125,10 +127,9 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
                                              int64_t end, float* shared, const Store& store) {
   using L = MatrixLayout<Op>;
   using Pair = typename Op::Pair;
-  constexpr int kTiles = Op::kOwnerTiles;
+  constexpr int kTiles = Op::kOwnerTiles, kValueTiles = Op::kValueTiles;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
   const int64_t n = shape.positions;
-  const int value_tiles = (shape.values + 7) / 8, sum_tiles = (r.channels + 7) / 8;
   first_owner += warp * 16 * kTiles;
 
   float owner[kTiles][2][Pair::kOwned > Pair::kFields ? Pair::kOwned : Pair::kFields];
@@ -182,7 +183,6 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
         const float* channels = Op::summed(r.other, s);
 #pragma unroll
         for (int v = 0; v < Op::kSumTiles; ++v) {
-          if (v >= sum_tiles) continue;
           summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane] =
               split_pair(channel_of(channels, r.channels, n, 8 * v + g, other, end) * scale[0],
                          channel_of(channels, r.channels, n, 8 * v + g, other + 1, end) * scale[1]);
@@ -194,7 +194,6 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
         const float factor = d == 0 ? r.other.channels_scale : 1.0F;
 #pragma unroll
         for (int v = 0; v < kValueTiles; ++v) {
-          if (v >= value_tiles) continue;
           const int64_t position = start + 8 * step + g;
           dots[((step * Op::kDots + d) * kValueTiles + v) * 32 + lane] =
               split_pair(channel_of(channels, shape.values, n, 8 * v + t, position, end) * factor,
@@ -219,7 +218,6 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
         }
 #pragma unroll
         for (int v = 0; v < kValueTiles; ++v) {
-          if (v >= value_tiles) continue;
 #pragma unroll
           for (int p = 0; p < kProducts; ++p) {
             const int of_other = p < Op::kDots ? p : 0, of_owner = p < Op::kOwnedDots ? p : 0;
@@ -256,7 +254,6 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
 
 #pragma unroll
       for (int v = 0; v < Op::kSumTiles; ++v) {
-        if (v >= sum_tiles) continue;
 #pragma unroll
         for (int s = 0; s < Op::kSets; ++s) {
           const float4 right = summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane];
@@ -329,43 +326,46 @@ unsigned launch_pass(Stage stage, const AttentionProblem& problem, const Task<fl
   return parts;
 }
 
-template <int kDepth, Response kResponse>
+template <int kDepth, int kTiles, Response kResponse>
 unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   const auto run = [&]<class Op>() { return launch_pass<Op>(stage, problem, task, partials, launch); };
   const bool balanced = problem.normalization == Normalization::kBalanced;
   switch (stage) {
     case Stage::kProduct:
     case Stage::kValueGradient:
-      return run.template operator()<MatrixProduct<kDepth, kResponse>>();
+      return run.template operator()<MatrixProduct<kDepth, kTiles, kResponse>>();
     case Stage::kProductChange:
-      return run.template operator()<MatrixProductChange<kDepth, kResponse, true>>();
+      return run.template operator()<MatrixProductChange<kDepth, kTiles, kResponse, true>>();
     case Stage::kValueGradientChange:
-      return run.template operator()<MatrixProductChange<kDepth, kResponse, false>>();
+      return run.template operator()<MatrixProductChange<kDepth, kTiles, kResponse, false>>();
     case Stage::kQueryGradient:
     case Stage::kKeyGradient:
-      if (balanced) return run.template operator()<MatrixScoreGradient<kDepth, kResponse, true>>();
-      return run.template operator()<MatrixScoreGradient<kDepth, kResponse, false>>();
+      if (balanced) return run.template operator()<MatrixScoreGradient<kDepth, kTiles, kResponse, true>>();
+      return run.template operator()<MatrixScoreGradient<kDepth, kTiles, kResponse, false>>();
     case Stage::kQueryGradientChange:
-      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kResponse, true, false>>();
-      return run.template operator()<MatrixScoreGradientChange<kDepth, kResponse, false, false>>();
+      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, true, false>>();
+      return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, false, false>>();
     default:
-      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kResponse, true, true>>();
-      return run.template operator()<MatrixScoreGradientChange<kDepth, kResponse, false, true>>();
+      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, true, true>>();
+      return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, false, true>>();
   }
 }
 
 }  // namespace
 
 bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch) {
-  return launch.matrix_units && problem.values >= 16 && problem.depth <= 16 &&
-         has_matrix_units(matrix_kernel<MatrixProduct<8, Response::kExponential>>);
+  const bool pays = problem.values >= 16 || (problem.values >= 12 && problem.depth > 8 && !is_small(problem));
+  return launch.matrix_units && pays && problem.depth <= 16 && has_matrix_units(matrix_kernel<MatrixProduct<8, 4, Response::kExponential>>);
 }
 
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   unsigned parts = 1;
   dispatch_response(problem, [&]<Response kResponse>() {
-    parts = problem.depth <= 8 ? pass_of<8, kResponse>(stage, problem, task, partials, launch)
-                               : pass_of<16, kResponse>(stage, problem, task, partials, launch);
+    const bool few = task.values <= 16;
+    const auto pass = problem.depth <= 8           ? (few ? pass_of<8, 2, kResponse> : pass_of<8, 4, kResponse>)
+                      : problem.depth <= 12 && few ? pass_of<12, 2, kResponse>
+                                                   : pass_of<16, 4, kResponse>;
+    parts = pass(stage, problem, task, partials, launch);
   });
   return parts;
 }
