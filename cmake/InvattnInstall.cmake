@@ -8,6 +8,7 @@ install(TARGETS invattn EXPORT invattnTargets LIBRARY DESTINATION "${CMAKE_INSTA
 install(TARGETS invattn_tool RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/invattn" "${PROJECT_BINARY_DIR}/generated/invattn"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
+        PATTERN foreign_json.h EXCLUDE
         PATTERN json_fields.h EXCLUDE  # needs nlohmann-json, which users may lack; for our own sources only
         PATTERN kernels EXCLUDE
         PATTERN kernel_calls.h EXCLUDE)

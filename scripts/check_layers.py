@@ -41,7 +41,7 @@ FORBIDDEN = {
 PUBLIC = re.compile(r"^([a-z_]+|(ATen|c10|torch)/.*)$")
 
 # Headers for our own sources only: they need a library that users may lack. Not installed, and no other header may include them.
-PRIVATE = ("invattn/io/json_fields.h", "invattn/kernels/", "invattn/ops/kernel_calls.h")
+PRIVATE = ("invattn/io/json_fields.h", "invattn/kernels/", "invattn/ops/kernel_calls.h", "invattn/report/foreign_json.h")
 
 SOURCE_ROOTS = ("invattn", "apps", "tests", "bench", "examples")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -142,7 +142,9 @@ void train(TrainArguments arguments) {
     } else {
       print(outcome.validation, plane_of(options.data).has_value());
       for (const std::string& promise : outcome.promises) std::cout << "attention           " << promise << "\n";
-      std::cout << "Model: " << outcome.model.string() << "\nPicture: " << outcome.picture.string() << std::endl;
+      std::cout << "Model: " << outcome.model.string() << "\n";
+      if (!outcome.picture.empty()) std::cout << "Picture: " << outcome.picture.string() << "\n";
+      std::cout << "Report: " << outcome.report.string() << std::endl;
     }
     require_inverted(outcome.validation);
   } catch (const Interrupted&) {
@@ -166,11 +168,21 @@ struct ModelArguments : CommonArguments {
   double temperature = 1;
   int64_t steps = 8;
   double tolerance = 1e-6;
+  bool save = false;
+
+  /// What the run in the folder was trained on; empty where the model is a file of its own.
+  std::string trained_on() const {
+    if (!std::filesystem::exists(model / "config.toml")) return "";
+    DensityOptions options;
+    read_toml_file(options, model / "config.toml");
+    return options.data;
+  }
 
   void add_model(CLI::App& command) {
     command.add_option("model", model, "model.safetensors of a run, or the folder of the run")->required();
     command.add_option("--seed", seed, "Of images, noise, probes and latents")->capture_default_str();
     add_to(command);
+    command.get_option("--data")->description("As of train (default: what the run was trained on)");
   }
 };
 
@@ -187,7 +199,9 @@ Flow load_flow(const ModelArguments& arguments, at::Device device) {
 
 /// Test data of the size that the flow is for.
 at::Tensor test_data(const ModelArguments& arguments, const FlowImpl& flow, int64_t count) {
-  DensityOptions options{.data = arguments.data.empty() ? "synthetic" : arguments.data, .seed = arguments.seed, .flow = flow.options()};
+  DensityOptions options{.data = arguments.data, .seed = arguments.seed, .flow = flow.options()};
+  if (options.data.empty()) options.data = arguments.trained_on();
+  if (options.data.empty()) options.data = "synthetic";
   const bool plane = plane_of(options.data).has_value();
   require(plane == (flow.options().pixels == PixelTransform::kNone), "density", "expected data of the kind that the flow was trained on, ",
           plane ? "images" : "points of the plane", ", got '", options.data, "'. Name it by --data.");
@@ -205,6 +219,13 @@ DensityScore score(const ModelArguments& arguments, const DensityEvaluation& eva
 }
 
 void evaluate(const ModelArguments& arguments) {
+  if (arguments.save) {
+    const auto name_of = [](const std::string& data) { return data.substr(0, data.find(':')); };
+    const std::string data = arguments.trained_on();
+    require(!data.empty(), "density eval", "expected the folder of a run to --save to, got '", arguments.model.string(), "'.");
+    require(arguments.data.empty() || name_of(arguments.data) == name_of(data), "density eval", "expected the data of the run, '",
+            name_of(data), "', to --save, got '", arguments.data, "'. Leave out --save.");
+  }
   const DensityEvaluation evaluation{.log_det = {.estimator = parse_name<DensityEstimator>(arguments.estimator, "density eval"),
                                                  .terms = arguments.terms,
                                                  .minimum_terms = 10},
@@ -220,6 +241,11 @@ void evaluate(const ModelArguments& arguments) {
     std::cout << json.dump(1) << std::endl;
   } else {
     print(result, plane);
+  }
+  if (arguments.save) {
+    const std::filesystem::path report = save_evaluation(
+        result, {.folder = arguments.model, .device = device_named(arguments.device, "density"), .command = command_line()});
+    if (!arguments.json) std::cout << "Report: " << report.string() << std::endl;
   }
   require_inverted(result);
 }
@@ -327,7 +353,7 @@ void add_density(CLI::App& tool) {
   CLI::App* density = add_command(tool, "density", "Normalizing flows: train, evaluate, sample, interpolate, invert",
                                   {{"invattn density train", "made images of 8 x 8, a minute"},
                                    {"invattn density train --data two-moons", "a density of the plane, and its picture"},
-                                   {"invattn density eval RUN --data cifar10:DIR", "bits per dimension, unbiased"},
+                                   {"invattn density eval RUN --save", "bits per dimension on test data, into the report"},
                                    {"invattn density sample RUN --out samples.png", "images out of noise"}});
   density->require_subcommand(1);
   add_train(*density);
@@ -343,6 +369,7 @@ void add_density(CLI::App& tool) {
   command->add_option("--inverse-images", eval->inverse_images, "Images that are undone")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->add_flag("--save", eval->save, "Write the figures to evaluation.json of the run, and its report again");
   command->callback([eval] { evaluate(*eval); });
 
   const auto with_picture = [&](const char* name, const char* meaning, const char* file, auto run) {

@@ -5,15 +5,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <numbers>
+#include <utility>
 #include <variant>
 
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density_data.h"
+#include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/metrics/bits_per_dimension.h"
 #include "invattn/ops/full_precision.h"
+#include "invattn/report/report.h"
 #include "invattn/train/progress.h"
 
 namespace invattn {
@@ -70,6 +75,27 @@ std::string to_json(const DensityScore& score) {
                                 {"inverse_error", json_number(score.inverse_error)},
                                 {"iterations", score.iterations}}
       .dump();
+}
+
+std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run) {
+  const std::filesystem::path path = run.folder / "evaluation.json";
+  nlohmann::ordered_json evaluations = nlohmann::ordered_json::array();
+  if (std::ifstream in(path, std::ios::binary); in) {
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const auto known = parse_json(text, path.string());
+    if (!known.is_object() || !known.contains("evaluations") || !known["evaluations"].is_array())
+      fail(ErrorKind::kData, path.string(), "expected evaluations of a flow, got something else. Remove the file.");
+    for (const auto& entry : known["evaluations"]) {
+      const bool same = entry.is_object() && entry.value("estimator", nlohmann::json()) == nlohmann::json(score.estimator);
+      if (!same) evaluations.push_back(nlohmann::ordered_json(entry));
+    }
+  }
+  auto entry = nlohmann::ordered_json::parse(to_json(score));
+  entry["seconds"] = json_number(score.seconds);
+  entry["made_with"] = nlohmann::ordered_json::parse(made_with(run));
+  evaluations.push_back(std::move(entry));
+  write_file_atomically(path, nlohmann::ordered_json{{"evaluations", std::move(evaluations)}}.dump(1) + "\n", "density");
+  return write_report(run.folder).html;
 }
 
 at::Tensor picture_of(const at::Tensor& images, int64_t columns) {

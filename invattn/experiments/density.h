@@ -26,6 +26,10 @@ struct DensityScore {
   double seconds = 0;
 };
 
+/// Adds a score on test data to RUN/evaluation.json, in place of one by the same estimator, and makes the report of the run again.
+/// Returns the report's path.
+std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run);
+
 /// As a JSON object, but for the seconds; what is not finite is null.
 std::string to_json(const DensityScore& score);
 
@@ -58,12 +62,14 @@ struct DensityOutcome {
   DensityScore validation{};            ///< of the finished flow, on the images held out
   std::vector<std::string> promises{};  ///< the certificates of its attention blocks
   std::filesystem::path model{};
-  std::filesystem::path picture{};
+  std::filesystem::path picture{};  ///< empty where no samples are wanted
+  std::filesystem::path report{};   ///< report.html
 };
 
 /// Trains a flow and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, samples/, and at the end
-/// model.safetensors and results.json. A run that is resumed may have more steps than before. Ctrl-C stops between two steps, with everything saved, by the exception Interrupted. A loss that is
-/// not a number takes the training back to its last checkpoint with half the learning rate; the third time it is an Error(kNotConverged).
+/// model.safetensors, results.json and the report. A run that is resumed may have more steps than before. Ctrl-C stops between two steps,
+/// with everything saved, by the exception Interrupted. A loss that is not a number takes the training back to its last checkpoint with half
+/// the learning rate; the third time it is an Error(kNotConverged).
 DensityOutcome train_density(const DensityOptions& options, const DensityRun& run);
 
 }  // namespace invattn

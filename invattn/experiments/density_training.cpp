@@ -16,8 +16,8 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/names.h"
 #include "invattn/core/seed.h"
-#include "invattn/core/version.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/io/atomic_file.h"
@@ -25,6 +25,7 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/archive.h"
 #include "invattn/ops/full_precision.h"
+#include "invattn/report/report.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
@@ -108,6 +109,7 @@ class Training {
       }
       if (!last && options_.evaluate_every > 0 && step_ % options_.evaluate_every == 0) {
         fast.reset();
+        seconds_ = before + seconds_since(start);
         look();
         fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
       }
@@ -281,11 +283,14 @@ class Training {
     optimizer_->swap_average();
     flow_->eval();
     const DensityScore score = score_validation(std::min<int64_t>(options_.validation_images, 500));
-    append({{"step", step_}, {"validation", json_number(score.bits)}, {"validation_error", json_number(score.standard_error)}});
+    append({{"step", step_},
+            {"validation", json_number(score.bits)},
+            {"validation_error", json_number(score.standard_error)},
+            {"seconds", json_number(seconds_)}});
     const std::filesystem::path path = draw_samples();
     progress_.keep("step " + std::to_string(step_) + ": " + number_text("%.4f", score.bits) +
                    number_text(" +- %.4f ", score.standard_error) + unit_name() + " on " + std::to_string(score.images) + " held-out " +
-                   (plane_ ? "points" : "images") + ", samples in " + path.string());
+                   (plane_ ? "points" : "images") + (path.empty() ? "" : ", samples in " + path.string()));
     flow_->train();
     optimizer_->swap_average();
   }
@@ -297,13 +302,15 @@ class Training {
     return score_density(*flow_, validation_, evaluation, options_.seed, {});
   }
 
+  /// Empty where none are wanted.
   std::filesystem::path draw_samples() {
+    if (!plane_ && options_.samples == 0) return {};
     std::string name = std::to_string(step_);
     name.insert(0, name.size() < 7 ? 7 - name.size() : 0, '0');
     std::filesystem::path path = folder_ / "samples" / (name + ".png");
     if (plane_) {
       write_png(path, plane_picture(*flow_, train_.slice(0, 0, 20000), kPlanePixels));
-    } else if (options_.samples > 0) {
+    } else {
       const Solution drawn = flow_->sample(options_.samples, options_.temperature, options_.seed);
       if (!drawn.report.usable()) progress_.keep("samples: " + drawn.report.brief());
       write_png(path, picture_of(drawn.x, std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(options_.samples))))));
@@ -383,19 +390,26 @@ class Training {
     }
     outcome.model = folder_ / "model.safetensors";
     invattn::save(outcome.model, *flow_);
+    std::filesystem::remove(folder_ / "evaluation.json");  // of the model before this one
     outcome.validation = score_validation(options_.evaluation.inverse_images);
     outcome.picture = draw_samples();
-    const ordered_json results{
-        {"finished", true},
-        {"data", options_.data},
-        {"steps", step_},
-        {"seconds", json_number(seconds_)},
-        {"parameters", parameters()},
-        {"unit", unit_name()},
-        {"validation", ordered_json::parse(to_json(outcome.validation))},
-        {"certificates", outcome.promises},
-        {"made_with", {{"command", run_.run.command}, {"invattn", kVersion}, {"torch", kTorchVersion}, {"device", device_.str()}}}};
+    const ordered_json results{{"finished", true},
+                               {"data", options_.data},
+                               {"height", options_.flow.height},
+                               {"width", options_.flow.width},
+                               {"attention", to_string(options_.flow.attention)},
+                               {"batch", options_.batch},
+                               {"seed", options_.seed},
+                               {"steps", step_},
+                               {"seconds", json_number(seconds_)},
+                               {"parameters", parameters()},
+                               {"unit", unit_name()},
+                               {"validation", ordered_json::parse(to_json(outcome.validation))},
+                               {"certificates", outcome.promises},
+                               {"made_with", ordered_json::parse(made_with(run_.run))}};
     write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    progress_.show("writing the report");
+    outcome.report = write_report(folder_).html;
     return outcome;
   }
 

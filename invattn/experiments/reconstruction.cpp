@@ -1,14 +1,11 @@
 #include "invattn/experiments/reconstruction.h"
 
-#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <system_error>
@@ -16,7 +13,6 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
-#include "invattn/core/version.h"
 #include "invattn/experiments/reconstruction_cell.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
@@ -35,14 +31,6 @@ constexpr double kSmallestSsim = 0.9999;  // of an inverse that is promised
 
 std::string format(const char* pattern, const json& value) {
   return value.is_number() ? number_text(pattern, value.get<double>()) : "not finite";
-}
-
-std::string now() {
-  const std::time_t time = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  std::array<char, 32> text{};
-  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M UTC", &parts)};
 }
 
 std::string read_text(const std::filesystem::path& path) {
@@ -107,15 +95,8 @@ class RunFolder {
       }
       rows.push_back(ordered_json(row));
     }
-    const ordered_json results = {{"finished", complete},
-                                  {"rows", std::move(rows)},
-                                  {"made_with",
-                                   {{"command", settings_.command},
-                                    {"invattn", kVersion},
-                                    {"torch", kTorchVersion},
-                                    {"device", settings_.device.str()},
-                                    {"threads", at::get_num_threads()},
-                                    {"date", now()}}}};
+    const ordered_json results = {
+        {"finished", complete}, {"rows", std::move(rows)}, {"made_with", ordered_json::parse(made_with(settings_))}};
     write_file_atomically(settings_.folder / "results.json", results.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n",
                           kOrigin);
   }

@@ -1,8 +1,14 @@
 #include "invattn/experiments/run_folder.h"
 
+#include <ATen/Parallel.h>
+
+#include <array>
+#include <ctime>
 #include <system_error>
+#include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
+#include "invattn/core/version.h"
 
 namespace invattn {
 
@@ -13,6 +19,18 @@ void make_folder(const std::filesystem::path& folder, std::string_view origin) {
     fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
          ". Name another by --out.");
   }
+}
+
+std::string made_with(const RunSettings& settings) {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  std::array<char, 32> date{};
+  const std::size_t length = std::strftime(date.data(), date.size(), "%Y-%m-%d %H:%M UTC", &parts);
+  const nlohmann::ordered_json made = {{"command", settings.command},      {"invattn", kVersion},
+                                       {"torch", kTorchVersion},           {"device", settings.device.str()},
+                                       {"threads", at::get_num_threads()}, {"date", std::string(date.data(), length)}};
+  return made.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 bool open_run_folder(const RunSettings& settings, std::string_view origin) {

@@ -19,6 +19,9 @@ struct RunSettings {
 /// Makes a folder and those above it, or fails with what to do.
 void make_folder(const std::filesystem::path& folder, std::string_view origin);
 
+/// How a run was made, for its results.json, as a JSON object: command, versions, device, threads, date.
+std::string made_with(const RunSettings& settings);
+
 /// Makes the folder of a run. True where it holds a run already, which is an error unless it is to be resumed; so is the opposite.
 bool open_run_folder(const RunSettings& settings, std::string_view origin);
 

@@ -13,6 +13,11 @@
 
 namespace invattn::reporting {
 
+const Colour& series_colour(std::size_t index) {
+  static constexpr std::array<Colour, 5> kColours{kBlue, kVermilion, kGreen, kPurple, kOchre};
+  return kColours[index % kColours.size()];
+}
+
 struct Drawing::Surface {
   Surface(std::int64_t width, std::int64_t height)
       : image(cairo_image_surface_create(CAIRO_FORMAT_RGB24, static_cast<int>(width), static_cast<int>(height))),
@@ -207,6 +212,16 @@ void Plot::mark(double x, const std::string& label, const Drawing::LineStyle& st
   const bool left = horizontal_.place(x) > 0.6;
   drawing_.text(px(x) + (left ? -4 : 4), y_ + 10, label,
                 {.size = 11, .colour = style.colour, .align = left ? Align::kRight : Align::kLeft});
+}
+
+void heading(Drawing& drawing, const std::string& title, const std::vector<std::pair<std::string, Drawing::LineStyle>>& legend) {
+  drawing.text(kMargin, 30, title, {.size = 15, .bold = true});
+  double x = kMargin;
+  for (const auto& [name, style] : legend) {
+    drawing.line({{x, 54}, {x + 26, 54}}, style);
+    drawing.text(x + 32, 58, name, {.size = 12, .colour = kMuted});
+    x += 52 + 7.4 * static_cast<double>(name.size());
+  }
 }
 
 }  // namespace invattn::reporting

@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,9 +21,16 @@ inline constexpr Colour kBlue{0.00, 0.45, 0.70};
 inline constexpr Colour kVermilion{0.84, 0.37, 0.00};
 inline constexpr Colour kGreen{0.00, 0.55, 0.40};
 inline constexpr Colour kPurple{0.67, 0.27, 0.60};
+inline constexpr Colour kOchre{0.54, 0.43, 0.00};
 inline constexpr Colour kInk{0.13, 0.15, 0.18};
 inline constexpr Colour kMuted{0.42, 0.45, 0.50};
 inline constexpr Colour kRule{0.87, 0.88, 0.90};
+
+/// Of the curves of a chart, in order; after the fifth they come again.
+const Colour& series_colour(std::size_t index);
+
+/// Around a sheet.
+inline constexpr double kMargin = 24;
 
 enum class Align { kLeft, kCentre, kRight };
 
@@ -98,6 +107,30 @@ class Plot {
   double height_;
   Axis horizontal_;
   Axis vertical_;
+};
+
+/// The title of a sheet, and below it what its lines stand for.
+void heading(Drawing& drawing, const std::string& title, const std::vector<std::pair<std::string, Drawing::LineStyle>>& legend);
+
+/// Four panels beside each other at most, then the next line.
+struct Panels {
+  explicit Panels(std::size_t count) : columns(std::min<std::size_t>(count, 4)), lines((count + columns - 1) / columns) {}
+
+  static constexpr double kWidth = 250;
+  static constexpr double kHeight = 190;
+  static constexpr double kAcross = kWidth + 74;
+  static constexpr double kDown = kHeight + 84;
+
+  std::int64_t width() const { return std::max<std::int64_t>(680, static_cast<std::int64_t>(40 + kAcross * static_cast<double>(columns))); }
+  std::int64_t height() const { return static_cast<std::int64_t>(92 + kDown * static_cast<double>(lines)); }
+  double x(std::size_t i) const { return 82 + kAcross * static_cast<double>(i % columns); }
+  double y(std::size_t i) const {
+    const std::size_t line = i / columns;
+    return 110 + kDown * static_cast<double>(line);
+  }
+
+  std::size_t columns;
+  std::size_t lines;
 };
 
 }  // namespace invattn::reporting

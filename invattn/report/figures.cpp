@@ -19,15 +19,11 @@
 namespace invattn::reporting {
 namespace {
 
-constexpr double kMargin = 24;
 constexpr double kTitleHeight = 56;
 constexpr double kLabelWidth = 160;
 constexpr double kGap = 6;
-constexpr std::array<Colour, 4> kColours{kBlue, kVermilion, kGreen, kPurple};
 constexpr std::int64_t kMostColumns = 8;
 constexpr double kPictureWidth = 96;  // about, on the sheet
-
-const Colour& colour_of(std::size_t index) { return kColours[index % kColours.size()]; }
 
 /// (H, W) from 0 to 1 in black, purple, orange, yellow: equal steps look equal, and the order survives in grey.
 at::Tensor heat(const at::Tensor& values) {
@@ -121,41 +117,10 @@ Figure draw_errors(const std::string& title, const std::string& name, const std:
               rows);
 }
 
-/// Four panels beside each other at most, then the next line.
-struct Panels {
-  explicit Panels(std::size_t count) : columns(std::min<std::size_t>(count, 4)), lines((count + columns - 1) / columns) {}
-
-  static constexpr double kWidth = 250;
-  static constexpr double kHeight = 190;
-  static constexpr double kAcross = kWidth + 74;
-  static constexpr double kDown = kHeight + 84;
-
-  std::int64_t width() const { return std::max<std::int64_t>(680, static_cast<std::int64_t>(40 + kAcross * static_cast<double>(columns))); }
-  std::int64_t height() const { return static_cast<std::int64_t>(92 + kDown * static_cast<double>(lines)); }
-  double x(std::size_t i) const { return 82 + kAcross * static_cast<double>(i % columns); }
-  double y(std::size_t i) const {
-    const std::size_t line = i / columns;
-    return 110 + kDown * static_cast<double>(line);
-  }
-
-  std::size_t columns;
-  std::size_t lines;
-};
-
 std::vector<double> counting(std::size_t count) {
   std::vector<double> result(count);
   for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<double>(i);
   return result;
-}
-
-void heading(Drawing& drawing, const std::string& title, const std::vector<std::pair<std::string, Drawing::LineStyle>>& legend) {
-  drawing.text(kMargin, 30, title, {.size = 15, .bold = true});
-  double x = kMargin;
-  for (const auto& [name, style] : legend) {
-    drawing.line({{x, 54}, {x + 26, 54}}, style);
-    drawing.text(x + 32, 58, name, {.size = 12, .colour = kMuted});
-    x += 52 + 7.4 * static_cast<double>(name.size());
-  }
 }
 
 Figure draw_convergence(const std::string& title, const std::string& name, const std::vector<const Cell*>& cells) {
@@ -176,7 +141,8 @@ Figure draw_convergence(const std::string& title, const std::string& name, const
   const Panels panels(cells.size());
   Drawing drawing(panels.width(), panels.height());
   std::vector<std::pair<std::string, Drawing::LineStyle>> legend;
-  for (std::size_t s = 0; s < solvers.size(); ++s) legend.emplace_back(solvers[s], Drawing::LineStyle{.colour = colour_of(s), .width = 2});
+  for (std::size_t s = 0; s < solvers.size(); ++s)
+    legend.emplace_back(solvers[s], Drawing::LineStyle{.colour = series_colour(s), .width = 2});
   legend.emplace_back("median", Drawing::LineStyle{.colour = kMuted, .width = 2});
   legend.emplace_back("largest", Drawing::LineStyle{.colour = kMuted, .width = 1.5, .dashed = true});
   heading(drawing, title + ": residual per iteration", legend);
@@ -187,8 +153,8 @@ Figure draw_convergence(const std::string& title, const std::string& name, const
     for (const SolverResult& inverse : cells[i]->details->inverses) {
       const auto s = static_cast<std::size_t>(std::find(solvers.begin(), solvers.end(), inverse.solver) - solvers.begin());
       const std::vector<double> steps = counting(inverse.residual_largest.size());
-      plot.curve(steps, inverse.residual_largest, {.colour = colour_of(s), .width = 1.5, .dashed = true});
-      plot.curve(steps, inverse.residual_median, {.colour = colour_of(s), .width = 2});
+      plot.curve(steps, inverse.residual_largest, {.colour = series_colour(s), .width = 1.5, .dashed = true});
+      plot.curve(steps, inverse.residual_median, {.colour = series_colour(s), .width = 2});
     }
   }
   return {.name = "convergence_" + name, .png = drawing.png()};

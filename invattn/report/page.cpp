@@ -7,11 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <string_view>
 #include <utility>
 #include <nlohmann/json.hpp>
 
+#include "invattn/io/json_fields.h"
 #include "invattn/report/assets.h"
+#include "invattn/report/frame.h"
 #include "invattn/report/grouping.h"
 #include "invattn/report/headline.h"
 #include "invattn/report/pictures.h"
@@ -23,29 +24,15 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMostPoints = 100;  // of a curve
 constexpr std::size_t kReserve = 60'000;  // bytes for what is counted only roughly
 
 /// A number for the page in few digits; what is not finite becomes null.
-ordered_json brief(double value, int digits = 4) {
-  if (!std::isfinite(value)) return nullptr;
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  return std::strtod(text.data(), nullptr);
-}
+ordered_json brief(double value, int digits = 4) { return json_number(rounded(value, digits)); }
 
 ordered_json brief_list(const std::vector<double>& values, int digits = 4) {
   ordered_json list = ordered_json::array();
   for (const double value : values) list.push_back(brief(value, digits));
   return list;
-}
-
-/// At most kMostPoints places of a list, its first and last among them.
-std::vector<std::size_t> places(std::size_t size) {
-  std::vector<std::size_t> result;
-  const std::size_t count = std::min(size, kMostPoints);
-  for (std::size_t i = 0; i < count; ++i) result.push_back(count < 2 ? 0 : i * (size - 1) / (count - 1));
-  return result;
 }
 
 std::vector<double> at_places(const std::vector<double>& values, const std::vector<std::size_t>& where) {
@@ -137,34 +124,7 @@ ordered_json page_data(const std::vector<ResultRow>& rows, const std::vector<Net
   return data;
 }
 
-/// JSON that may stand inside a script element: no '<' can end it.
-std::string dump_for_html(const ordered_json& data) {
-  const std::string text = data.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  std::string result;
-  result.reserve(text.size());
-  for (const char letter : text) {
-    if (letter == '<') {
-      result += "\\u003c";
-    } else {
-      result += letter;
-    }
-  }
-  return result;
-}
-
-/// Replaces each {{name}} of the template; what is put in is not looked at again.
-std::string fill(std::string_view text, const std::map<std::string, std::string, std::less<>>& values) {
-  std::string result;
-  while (true) {
-    const std::size_t open = text.find("{{");
-    const std::size_t close = text.find("}}", open);
-    if (open == std::string_view::npos || close == std::string_view::npos) break;
-    result += text.substr(0, open);
-    result += values.find(text.substr(open + 2, close - open - 2))->second;
-    text.remove_prefix(close + 2);
-  }
-  return result.append(text);
-}
+std::string dump(const ordered_json& data) { return data.dump(-1, ' ', false, ordered_json::error_handler_t::replace); }
 
 /// How good a V-score is, as the name of a colour.
 std::string grade(double v_score) {
@@ -278,11 +238,6 @@ Table certificates(const std::vector<ResultRow>& rows) {
   return table;
 }
 
-/// A long table that opens when asked.
-std::string folded(const std::string& summary, const Table& table) {
-  return "<details>\n<summary>" + escape_html(summary) + "</summary>\n" + to_html(table) + "</details>\n";
-}
-
 std::string tables_html(const std::vector<ResultRow>& rows) {
   std::string html;
   for (std::vector<Table>& tables : std::array{paper_layout(rows), variants_compared(rows)}) {
@@ -292,10 +247,6 @@ std::string tables_html(const std::vector<ResultRow>& rows) {
     }
   }
   return html + folded("Every network: MSE, SSIM, V-score, loss, constant, iterations, failures, seconds", every_network(rows));
-}
-
-std::string plural(std::size_t count, const std::string& noun) {
-  return with_commas(static_cast<std::int64_t>(count)) + " " + noun + (count == 1 ? "" : "s");
 }
 
 /// "48 networks: 3 data sets, 4 kinds, 4 variants; 3 seeds each."
@@ -311,32 +262,13 @@ std::string summary(const std::vector<ResultRow>& rows) {
 
 std::string notices(const std::vector<Run>& runs) {
   std::string html;
-  const auto notice = [&html](const std::string& text) { html += "<p class=\"notice\">" + escape_html(text) + "</p>\n"; };
   for (const Run& run : runs) {
     const std::string which = runs.size() > 1 ? "The run " + run.name : "This run";
-    if (!run.finished) notice(which + " is not finished: " + plural(run.cells.size(), "network") + " so far.");
+    if (!run.finished) html += notice_html(which + " is not finished: " + plural(run.cells.size(), "network") + " so far.");
     if (run.without_details() > 0) {
-      notice(which + " lacks the folders of " + plural(static_cast<std::size_t>(run.without_details()), "network") +
-             ": they are in the tables, but have no pictures and charts.");
+      html += notice_html(which + " lacks the folders of " + plural(static_cast<std::size_t>(run.without_details()), "network") +
+                          ": they are in the tables, but have no pictures and charts.");
     }
-  }
-  return html;
-}
-
-std::string made_html(const std::vector<Run>& runs) {
-  std::string html;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = runs[i];
-    const auto block = [&html, i](const std::string& heading, const char* id, const std::string& text) {
-      const std::string name = id + std::to_string(i);
-      html += "<div class=\"code\"><div class=\"code-head\"><span>" + heading +
-              "</span><button type=\"button\" class=\"copy\" data-copy=\"" + name + "\">Copy</button></div><pre id=\"" + name +
-              "\" tabindex=\"0\">" + escape_html(text) + "</pre></div>\n";
-    };
-    html += "<p>" + (runs.size() > 1 ? "<strong>" + escape_html(run.name) + "</strong>: " : std::string()) + escape_html(run.date) + ", " +
-            escape_html(run.made_with) + ".</p>\n";
-    block("Command", "command", run.command);
-    if (!run.config.empty()) block("Configuration (config.toml)", "config", run.config);
   }
   return html;
 }
@@ -376,23 +308,21 @@ std::vector<Network> networks_of(const std::vector<Run>& runs) {
 std::string render_page(const std::vector<Run>& runs) {
   const std::vector<ResultRow> rows = rows_of(runs);
   const std::vector<Network> networks = networks_of(runs);
-  std::string title = runs.size() == 1 ? runs.front().name : plural(runs.size(), "run");
   std::map<std::string, std::string, std::less<>> values = {
-      {"title", escape_html(title)},
-      {"headline", escape_html(headline(rows))},
-      {"summary", escape_html(summary(rows))},
-      {"notices", notices(runs)},
       {"left_out", ""},
       {"matrix", matrix(rows, networks)},
       {"tables", tables_html(rows)},
-      {"certificates", to_html(promises(rows)) + folded("Every certificate in full", certificates(rows))},
-      {"made", made_html(runs)},
-      {"style", std::string(page_style())},
-      {"chart", std::string(chart_script())},
-      {"script", std::string(page_script())}};
-  std::size_t used = page_template().size() + kReserve;
-  for (const auto& [name, text] : values) used += text.size();
-  used += dump_for_html(page_data(rows, networks, nullptr)).size();
+      {"certificates", to_html(promises(rows)) + folded("Every certificate in full", certificates(rows))}};
+  PageContent content{.experiment = "Reconstruction by invertible attention",
+                      .title = runs.size() == 1 ? runs.front().name : plural(runs.size(), "run"),
+                      .headline = headline(rows),
+                      .summary = summary(rows),
+                      .notices_html = notices(runs),
+                      .main_html = fill(reconstruction_template(), values),
+                      .made_html = made_html({runs.begin(), runs.end()}),
+                      .data = dump(page_data(rows, networks, nullptr)),
+                      .script = reconstruction_script()};
+  const std::size_t used = render_frame(content).size() + kReserve;
 
   std::vector<const Cell*> cells;
   cells.reserve(networks.size());
@@ -401,9 +331,10 @@ std::string render_page(const std::vector<Run>& runs) {
   if (album.left_out > 0) {
     values["left_out"] = "<p class=\"explain\">To keep this file small, " + plural(static_cast<std::size_t>(album.left_out), "more image") +
                          " of each network " + (album.left_out == 1 ? "is" : "are") + " in the run's figures only.</p>";
+    content.main_html = fill(reconstruction_template(), values);
   }
-  values["data"] = dump_for_html(page_data(rows, networks, &album));
-  return fill(page_template(), values);
+  content.data = dump(page_data(rows, networks, &album));
+  return render_frame(content);
 }
 
 }  // namespace invattn::reporting

@@ -8,9 +8,6 @@
 
 namespace invattn::reporting {
 
-/// A page is smaller than this many bytes, whatever the runs hold.
-inline constexpr std::size_t kLargestPage = 6'000'000;
-
 /// One network over all its seeds: the cell of the first seed that has something to show.
 struct Network {
   std::size_t view = 0;     ///< index of views_of

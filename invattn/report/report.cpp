@@ -2,14 +2,19 @@
 
 #include <map>
 #include <set>
-#include <string_view>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/report/density_figures.h"
+#include "invattn/report/density_page.h"
+#include "invattn/report/density_record.h"
+#include "invattn/report/density_tables.h"
 #include "invattn/report/figures.h"
+#include "invattn/report/foreign_json.h"
+#include "invattn/report/frame.h"
 #include "invattn/report/grouping.h"
 #include "invattn/report/page.h"
 #include "invattn/report/table.h"
@@ -18,8 +23,6 @@ namespace invattn {
 namespace {
 
 using namespace reporting;
-
-constexpr std::string_view kOrigin = "report";
 
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
@@ -30,23 +33,14 @@ void make_folder(const std::filesystem::path& folder) {
   }
 }
 
-/// Names of files that differ, whatever the names they come from have in common.
-class Names {
- public:
-  std::string take(const std::string& name) {
-    std::string free = name;
-    for (int i = 2; !taken_.insert(free).second; ++i) free = name + "-" + std::to_string(i);
-    return free;
-  }
-
- private:
-  std::set<std::string> taken_;
-};
-
-std::vector<std::filesystem::path> write_tables(const std::filesystem::path& folder, const std::vector<ResultRow>& rows) {
+std::vector<Table> tables_of(const std::vector<ResultRow>& rows) {
   std::vector<Table> tables = {every_network(rows)};
   for (Table& table : paper_layout(rows)) tables.push_back(std::move(table));
   for (Table& table : variants_compared(rows)) tables.push_back(std::move(table));
+  return tables;
+}
+
+std::vector<std::filesystem::path> write_tables(const std::filesystem::path& folder, const std::vector<Table>& tables) {
   make_folder(folder);
   Names names;
   std::vector<std::filesystem::path> paths;
@@ -57,7 +51,17 @@ std::vector<std::filesystem::path> write_tables(const std::filesystem::path& fol
   return paths;
 }
 
-std::vector<std::filesystem::path> write_figures(const std::filesystem::path& folder, const std::vector<Run>& runs) {
+std::vector<std::filesystem::path> write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures) {
+  make_folder(folder);
+  std::vector<std::filesystem::path> paths;
+  for (const Figure& figure : figures) {
+    paths.push_back(folder / (figure.name + ".png"));
+    write_file_atomically(paths.back(), figure.png, kOrigin);
+  }
+  return paths;
+}
+
+std::vector<Figure> figures_of(const std::vector<Run>& runs) {
   const std::vector<ResultRow> rows = rows_of(runs);
   const std::vector<View> views = views_of(rows);
   const std::vector<std::string> variants = variants_of(rows);
@@ -65,18 +69,14 @@ std::vector<std::filesystem::path> write_figures(const std::filesystem::path& fo
   for (const Network& network : networks_of(runs)) {
     if (network.cell->details) groups[{network.view, network.variant}].push_back(network.cell);
   }
-  make_folder(folder);
   Names names;
-  std::vector<std::filesystem::path> paths;
+  std::vector<Figure> figures;
   for (const auto& [place, cells] : groups) {
     const auto& [view, variant] = place;
     const std::string name = names.take(views[view].slug() + "_" + slug(variants[variant]));
-    for (const Figure& figure : draw_figures(views[view].title() + ", " + variants[variant], name, cells)) {
-      paths.push_back(folder / (figure.name + ".png"));
-      write_file_atomically(paths.back(), figure.png, kOrigin);
-    }
+    for (Figure& figure : draw_figures(views[view].title() + ", " + variants[variant], name, cells)) figures.push_back(std::move(figure));
   }
-  return paths;
+  return figures;
 }
 
 /// Where two runs hold the same network, the variant's name says which run it is of.
@@ -105,26 +105,56 @@ void name_apart(std::vector<Run>& runs) {
 }  // namespace
 
 ReportSummary write_report(const std::filesystem::path& run) {
-  const std::vector<Run> runs = {read_run(run)};
-  ReportSummary summary;
-  summary.tables = write_tables(run / "tables", rows_of(runs));
-  summary.figures = write_figures(run / "figures", runs);
-  summary.html = run / "report.html";
-  write_file_atomically(summary.html, render_page(runs), kOrigin);
+  std::vector<Table> tables;
+  std::vector<Figure> figures;
+  std::string page;
+  if (is_density_run(run)) {
+    const std::vector<DensityRecord> records = {read_density_record(run)};
+    tables = density_tables(records);
+    tables.push_back(density_certificates(records));
+    figures = draw_density_figures(records.front());
+    page = render_density_page(records);
+  } else {
+    const std::vector<Run> runs = {read_run(run)};
+    tables = tables_of(rows_of(runs));
+    figures = figures_of(runs);
+    page = render_page(runs);
+  }
+  ReportSummary summary{
+      .html = run / "report.html", .tables = write_tables(run / "tables", tables), .figures = write_figures(run / "figures", figures)};
+  write_file_atomically(summary.html, page, kOrigin);
   return summary;
 }
 
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html) {
   require(!runs.empty(), kOrigin, "expected at least one run, got none. Name the folders of runs.");
-  std::vector<Run> all;
-  all.reserve(runs.size());
-  for (const std::filesystem::path& run : runs) all.push_back(read_run(run));
-  name_apart(all);
-  write_file_atomically(html, render_page(all), kOrigin);
+  std::vector<Run> reconstructions;
+  std::vector<DensityRecord> densities;
+  for (const std::filesystem::path& run : runs) {
+    if (is_density_run(run)) {
+      densities.push_back(read_density_record(run));
+    } else {
+      reconstructions.push_back(read_run(run));
+    }
+  }
+  require(densities.empty() || reconstructions.empty(), kOrigin, "expected runs of one experiment, got ", reconstructions.size(),
+          " of reconstruct and ", densities.size(), " of density train. Make a page of each.");
+  std::string page;
+  if (reconstructions.empty()) {
+    name_apart(densities);
+    page = render_density_page(densities);
+  } else {
+    name_apart(reconstructions);
+    page = render_page(reconstructions);
+  }
+  write_file_atomically(html, page, kOrigin);
 }
 
 std::string results_table(const std::vector<ResultRow>& rows) { return to_markdown(every_network(rows)); }
 
-std::string results_table(const std::filesystem::path& run) { return results_table(rows_of({read_run(run)})); }
+std::string results_table(const std::filesystem::path& run) {
+  if (is_density_run(run)) return to_markdown(density_results({read_density_record(run)}));
+  return results_table(rows_of({read_run(run)}));
+}
 
 }  // namespace invattn

@@ -15,17 +15,19 @@ struct ReportSummary {
   std::vector<std::filesystem::path> figures;  ///< PNG
 };
 
-/// Reads RUN/results.json and RUN/cells/*, and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works
-/// on a run that is under way: a network whose folder is not there yet has no pictures and charts, and the page says so. Files that are
-/// missing or damaged otherwise are an Error(kData) that names the file.
+/// Reads a run folder of `reconstruct` (results.json, cells/) or `density train` (results.json, metrics.jsonl, evaluation.json, samples/),
+/// and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works on a reconstruction that is under way: a
+/// network whose folder is not there yet has no pictures and charts, and the page says so. Files that are missing or damaged otherwise are
+/// an Error(kData) that names the file.
 ReportSummary write_report(const std::filesystem::path& run);
 
-/// One page of several runs. Their networks stand side by side; where two runs hold the same network, the variants are named after their
-/// runs, too.
+/// One page of several runs of one experiment. Their networks stand side by side; where two runs hold the same network, they are named after
+/// their runs, too.
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html);
 
 /// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.
 std::string results_table(const std::vector<ResultRow>& rows);
+/// The same of a run; of `density train` the line of its flow.
 std::string results_table(const std::filesystem::path& run);
 
 }  // namespace invattn

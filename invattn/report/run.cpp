@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -18,99 +16,12 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/report/foreign_json.h"
 
 namespace invattn::reporting {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::string_view kOrigin = "report";
-constexpr std::string_view kNextStep =
-    "The file is damaged or not of a run: run the experiment again with --resume, or name another folder.";
-
-std::string read_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.good() && !file.eof()) {
-    fail(ErrorKind::kData, kOrigin, "expected to read ", path.string(),
-         ", got an error. Name the folder of a run (it holds results.json).");
-  }
-  return text;
-}
-
-/// An object of a foreign file, which knows where it comes from.
-class Object {
- public:
-  Object(const json& value, std::string where) : value_(value), where_(std::move(where)) {
-    if (!value_.is_object())
-      fail(ErrorKind::kData, kOrigin, where_, ": expected an object, got ", json_detail::describe(value_), ". ", kNextStep);
-  }
-
-  [[noreturn]] void wrong(const std::string& name, std::string_view expected) const {
-    const auto found = value_.find(name);
-    fail(ErrorKind::kData, kOrigin, where_, ": expected ", expected, " for ", in_quotes(name), ", got ",
-         found == value_.end() ? std::string("nothing") : json_detail::describe(*found), ". ", kNextStep);
-  }
-
-  const json* find(const std::string& name) const {
-    const auto found = value_.find(name);
-    return found == value_.end() ? nullptr : &*found;
-  }
-
-  std::string text(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr || !found->is_string()) wrong(name, "a string");
-    return found->get<std::string>();
-  }
-
-  /// null stands for a number that was not finite.
-  double number(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr || !(found->is_null() || found->is_number())) wrong(name, "a number or null");
-    return found->is_null() ? kNotFinite : found->get<double>();
-  }
-
-  std::int64_t integer(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr || !found->is_number_integer()) wrong(name, "an integer");
-    return found->get<std::int64_t>();
-  }
-
-  std::vector<double> numbers(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr || !found->is_array()) wrong(name, "an array of numbers");
-    std::vector<double> result;
-    result.reserve(found->size());
-    for (const json& value : *found) {
-      if (!value.is_null() && !value.is_number()) wrong(name, "an array of numbers and nulls");
-      result.push_back(value.is_null() ? kNotFinite : value.get<double>());
-    }
-    return result;
-  }
-
-  Object object(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr) wrong(name, "an object");
-    return {*found, where_ + ", " + in_quotes(name)};
-  }
-
-  std::vector<Object> objects(const std::string& name) const {
-    const json* found = find(name);
-    if (found == nullptr || !found->is_array()) wrong(name, "an array of objects");
-    std::vector<Object> result;
-    result.reserve(found->size());
-    for (const json& value : *found) {
-      std::string where = where_;
-      where.append(", ").append(in_quotes(name)).append(" ").append(std::to_string(result.size()));
-      result.emplace_back(value, std::move(where));
-    }
-    return result;
-  }
-
- private:
-  const json& value_;
-  std::string where_;
-};
 
 /// The id becomes a path: it must stay inside cells/.
 bool is_plain_name(const std::string& name) {
@@ -237,27 +148,12 @@ std::int64_t Run::without_details() const {
 }
 
 Run read_run(const std::filesystem::path& folder) {
-  const std::filesystem::path results = folder / "results.json";
-  if (!std::filesystem::is_regular_file(results)) {
-    fail(ErrorKind::kData, kOrigin, "expected the folder of a run, with results.json in it, got ", folder.string(),
-         ". Name the folder that `invattn reconstruct --out` wrote.");
-  }
-  const json parsed = parse_json(read_text(results), std::string(kOrigin) + ", " + results.string());
-  const Object object(parsed, results.string());
-  Run run;
-  // A trailing slash leaves an empty file name.
-  const std::filesystem::path plain = std::filesystem::absolute(folder).lexically_normal();
-  run.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
+  const json parsed = read_results(folder);
+  const Object object(parsed, (folder / "results.json").string());
+  Run run{read_provenance(object, folder)};
   const json* finished = object.find("finished");
   if (finished == nullptr || !finished->is_boolean()) object.wrong("finished", "true or false");
   run.finished = finished->get<bool>();
-  const Object made_with = object.object("made_with");
-  run.command = made_with.text("command");
-  run.date = made_with.text("date");
-  const std::int64_t threads = made_with.integer("threads");
-  run.made_with = "invattn " + made_with.text("invattn") + ", torch " + made_with.text("torch") + ", " + made_with.text("device") + ", " +
-                  std::to_string(threads) + (threads == 1 ? " thread" : " threads");
-  if (const auto config = folder / "config.toml"; std::filesystem::is_regular_file(config)) run.config = read_text(config);
 
   for (const Object& row_object : object.objects("rows")) {
     Cell cell{.row = read_row(row_object), .folder = {}, .details = {}, .has_pictures = false};

@@ -98,15 +98,19 @@ struct Cell {
   bool has_pictures = false;
 };
 
-/// A run folder, except for the pictures.
-struct Run {
-  std::string name;
-  bool finished = false;
+/// What every run folder says of how it was made.
+struct Provenance {
+  std::string name;  ///< of the folder
   std::string command;
-  std::string made_with;  ///< versions, device, threads, date in one line
+  std::string made_with;  ///< versions, device, threads in one line
   std::string date;
   std::string config;  ///< the text of config.toml; empty where there is none
-  std::vector<Cell> cells;
+};
+
+/// The folder of a reconstruction, except for the pictures.
+struct Run : Provenance {
+  bool finished = false;
+  std::vector<Cell> cells{};
 
   /// Rows of results.json whose folder is not there.
   std::int64_t without_details() const;

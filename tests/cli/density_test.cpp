@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -46,8 +47,9 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   EXPECT_NE(trained.out.find("bits per dimension"), std::string::npos) << trained.out;
   EXPECT_NE(trained.out.find("4 of 4 converged"), std::string::npos) << trained.out;
   EXPECT_NE(trained.out.find("guarded"), std::string::npos) << trained.out;
-  for (const char* file : {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "results.json",
-                           "samples/0000003.png", "samples/0000006.png"}) {
+  for (const char* file :
+       {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "results.json", "samples/0000003.png",
+        "samples/0000006.png", "report.html", "tables/results.md", "figures/training.png", "figures/samples.png"}) {
     EXPECT_TRUE(std::filesystem::exists(folder / "run" / file)) << file;
   }
   const auto results = nlohmann::json::parse(read_plainly(folder / "run/results.json"));
@@ -55,6 +57,9 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   EXPECT_EQ(results.at("steps").get<int>(), 6);
   EXPECT_GT(results.at("validation").at("bits").get<double>(), 1);
   EXPECT_LT(results.at("validation").at("bits").get<double>(), 12);
+
+  EXPECT_NE(trained.out.find("run/report.html"), std::string::npos) << trained.out;
+  EXPECT_NE(read_plainly(folder / "run/report.html").find("on 6 held-out images"), std::string::npos);
 
   // The exact log-determinant is affordable here, so that the estimate can be checked.
   const auto bits = [&](const std::vector<std::string>& more) {
@@ -83,6 +88,87 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   const auto undone = run({"invert", "run", "--count", "3", "--out", "i.png", "--device", "cpu", "--json"});
   EXPECT_EQ(undone.exit_code, 0) << undone.err;
   EXPECT_LT(nlohmann::json::parse(undone.out.substr(0, undone.out.rfind('}') + 1)).at("largest_error").get<double>(), 1e-4);
+}
+
+TEST_F(Density, EvaluationsGoIntoTheReport) {
+  ASSERT_EQ(train("run", {"--set", "steps=3", "--set", "samples=0"}).exit_code, 0);
+  const auto evaluate = [this](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "run",      "--save", "--images",  "20", "--inverse-images",
+                                          "4",    "--device", "cpu",    "--threads", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  for (const char* estimator : {"roulette", "series", "roulette"}) {
+    const auto result = evaluate({"--estimator", estimator});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find("run/report.html"), std::string::npos) << result.out;
+  }
+  EXPECT_EQ(nlohmann::json::parse(read_plainly(folder / "run/evaluation.json")).at("evaluations").size(), 2U) << "one per estimator";
+  EXPECT_NE(read_plainly(folder / "run/report.html").find("on 20 test images"), std::string::npos);
+  const auto again = run_tool({"report", "run"}, {}, folder.string());
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_NE(again.out.find("20, test"), std::string::npos) << again.out;
+
+  EXPECT_EQ(run({"eval", "run/model.safetensors", "--save", "--device", "cpu"}).exit_code, 2) << "a file is not a run";
+  EXPECT_EQ(evaluate({"--data", "cifar10:/nowhere"}).exit_code, 2) << "other data than the run's";
+  write_plainly(folder / "run/evaluation.json", "{\"evaluations\": 3}");
+  EXPECT_EQ(evaluate({}).exit_code, 4);
+  std::filesystem::remove(folder / "run/evaluation.json");
+  std::filesystem::remove(folder / "run/results.json");
+  const auto unfinished = run_tool({"report", "run"}, {}, folder.string());
+  EXPECT_EQ(unfinished.exit_code, 4);
+  EXPECT_NE(unfinished.err.find("--resume"), std::string::npos) << unfinished.err;
+}
+
+TEST_F(Density, WithoutSamplesNoPictureIsPromised) {
+  const auto trained = train("run", {"--set", "steps=4", "--set", "evaluate_every=2", "--set", "samples=0"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  for (const std::string& text : {trained.out, trained.err}) EXPECT_EQ(text.find(".png"), std::string::npos) << text;
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "run/samples"));
+}
+
+TEST_F(Density, VariantsOnOnePage) {
+  for (const std::string attention : {"none", "dot-product", "gaussian"})
+    ASSERT_EQ(train(attention, {"--set", "steps=4", "--set", "flow.attention=" + attention}).exit_code, 0);
+  const auto result = run_tool({"report", "none", "dot-product", "gaussian", "--out", "all.html"}, {}, folder.string());
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string page = read_plainly(folder / "all.html");
+  for (const char* part : {"3 flows", "no attention", "At equal steps and at equal time.", "after 4 steps"})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+}
+
+TEST_F(Density, AFullDiskLeavesTheLastCheckpoint) {
+  ASSERT_EQ(train("run", {"--set", "steps=3"}).exit_code, 0);
+  const std::string before = read_plainly(folder / "run/checkpoint.safetensors");
+  const std::vector<std::string> more = {"train", "--resume", "--out", "run", "--set", "steps=6", "--device", "cpu", "--threads", "1"};
+  {
+    const FileSizeLimit full(before.size() / 2);
+    const auto result = run(more);
+    EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
+    EXPECT_NE(result.err.find("checkpoint.safetensors"), std::string::npos) << result.err;
+  }
+  EXPECT_EQ(read_plainly(folder / "run/checkpoint.safetensors"), before);
+  const auto resumed = run(more);
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("from step 3"), std::string::npos) << resumed.err;
+}
+
+TEST_F(Density, ADamagedShardIsNamed) {
+  ASSERT_EQ(train("run", {"--set", "steps=2", "--set", "flow.hidden=160", "--shard-mb", "1"}).exit_code, 0);
+  std::vector<std::filesystem::path> shards;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "run")) {
+    if (entry.path().filename().string().starts_with("checkpoint.safetensors.")) shards.push_back(entry.path());
+  }
+  ASSERT_GT(shards.size(), 1U);
+  std::string bytes = read_plainly(shards.front());
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_plainly(shards.front(), bytes);
+  const std::vector<std::string> more = {"train", "--resume", "--out", "run", "--set", "steps=3", "--device", "cpu", "--threads", "1"};
+  const auto damaged = run(more);
+  EXPECT_EQ(damaged.exit_code, 4) << damaged.err;
+  EXPECT_NE(damaged.err.find(shards.front().filename().string()), std::string::npos) << damaged.err;
+  std::filesystem::remove(shards.front());
+  EXPECT_EQ(run(more).exit_code, 4);
 }
 
 TEST_F(Density, PointsOfThePlane) {
@@ -159,6 +245,9 @@ TEST_F(Density, BadInputIsExplained) {
       4, "/nowhere");
   expect(run({"train", "--data", "mnist", "--out", "m"}), 2, "mnist");
   expect(train("odd", {"--set", "flow.height=9"}), 2, "divisible");
+  expect(train("size", {"--data", "cifar10:/nowhere", "--set", "flow.height=8", "--set", "flow.width=8"}), 2, "32 x 32");
+  expect(run({"eval", "run", "--data", "cifar10:/nowhere", "--device", "cpu"}), 2, "32 x 32");
+  if (at::detail::getCUDAHooks().getNumGPUs() == 0) expect(run({"train", "--device", "cuda", "--out", "gpu"}), 2, "invattn doctor");
   expect(train("key", {"--set", "flow.hiden=9"}), 2, "hidden");
   expect(run({"eval", "nowhere.safetensors"}), 4, "nowhere.safetensors");
   expect(run({"eval", "run/checkpoint.safetensors"}), 4, "checkpoint.safetensors");

@@ -137,11 +137,12 @@ class Page:
                 self.requests.append(url)
                 check(url == self.url or url.startswith(("data:", "blob:")), f"the page asked for {url}")
 
-    def open(self, path):
+    def open(self, path, canvas):
+        """Waits until the canvas is drawn."""
         self.url = Path(path).as_uri()
         self.requests = []
         self.driver.get(self.url)
-        self.drawn("#iterate")
+        self.drawn(canvas)
 
     def close(self):
         self.driver.quit()
@@ -218,18 +219,22 @@ def test_attention(page):
     check(page.find("#ask-caption").text != text, "the caption does not follow the arrow keys")
 
 
-def test_looks(page):
+def check_looks(page, canvas):
     light = page.script("return getComputedStyle(document.body).backgroundColor")
-    chart = page.drawn("#constants")
+    chart = page.drawn(canvas)
     page.set_scheme("dark")
     page.wait(lambda: page.script("return getComputedStyle(document.body).backgroundColor") != light, "dark mode changes nothing")
-    page.wait_for_change("#constants", chart, "dark mode")
+    page.wait_for_change(canvas, chart, "dark mode")
     page.set_scheme("light")
     for width in (320, 360, 390, 768, 1280, 1920):
         page.set_width(width)
         page.wait(lambda: page.script("return innerWidth") == width, f"the window is not {width} wide")
         # Charts follow the window a moment later; a page that is too wide stays so.
         page.wait(lambda: page.script("return document.documentElement.scrollWidth") <= width, f"the page stays wider than {width} pixels")
+
+
+def test_looks(page):
+    check_looks(page, "#constants")
 
 
 def test_labels(page):
@@ -246,31 +251,70 @@ def test_copy(page):
     page.wait(lambda: button.text != "Copy", "the copy button does nothing")
 
 
+def shown_samples(page):
+    return page.script("return [...document.querySelectorAll('.sample img')].filter((picture) => picture.offsetParent !== null).map((picture) => Number(picture.dataset.step))")
+
+
+def test_density_charts(page):
+    for chart in ("#by-steps", "#by-time", "#gradient", "#largest"):
+        page.drawn(chart)
+
+
+def test_density_samples(page):
+    last = shown_samples(page)
+    check(len(last) == len(page.all(".sample")), "there is not one picture per run")
+    page.wait(lambda: page.script("return [...document.images].every((picture) => picture.complete && picture.naturalWidth > 0)"), "a picture is broken")
+    nameless = page.script("return [...document.images].filter((picture) => !picture.alt).length")
+    check(nameless == 0, f"{nameless} pictures have no text")
+    slider = page.find("#when")
+    slider.send_keys(Keys.HOME)
+    page.wait(lambda: max(shown_samples(page)) < min(last), "the slider does not show earlier samples")
+    check("After 750 steps" in page.find("#when-caption").text, "the caption does not say after how many steps")
+    slider.send_keys(Keys.END)
+    page.wait(lambda: shown_samples(page) == last, "the slider does not come back to the last samples")
+
+
+def test_density_looks(page):
+    check_looks(page, "#by-steps")
+
+
+def test_plane(page):
+    check(not page.find("#largest-card").is_displayed(), "there is a chart of the attention of a flow without any")
+    check(len(shown_samples(page)) == 1, "there is no picture of the density")
+
+
+RECONSTRUCTION = (test_slider, test_play, test_charts, test_attention, test_choices, test_looks, test_labels, test_copy)
+DENSITY = (test_density_charts, test_density_samples, test_density_looks, test_labels, test_copy)
+PAGES = {"small": ("#iterate", RECONSTRUCTION), "density": ("#by-steps", DENSITY), "densities": ("#by-steps", DENSITY),
+         "plane": ("#by-steps", (test_plane, test_density_samples, test_labels))}
+
+
 def main():
     tool = sys.argv[1]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        run = Path(folder) / "run"
-        subprocess.run([tool, run, "small"], check=True)
         page = Page(Path(folder) / "profile")
         try:
-            page.set_scheme("light")
-            page.set_width(1280)
-            page.open(run / "report.html")
-            for test in (test_slider, test_play, test_charts, test_attention, test_choices, test_looks, test_labels, test_copy):
-                start = time.monotonic()
-                test(page)
-                page.check_quiet()
-                print(f"{test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
-            check(page.url in page.requests, "the log of requests does not hold the page itself: it cannot be trusted")
-            if len(sys.argv) > 2:
-                for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
-                    page.set_scheme(scheme)
-                    page.set_width(width, mobile=width < 600)
-                    time.sleep(1)
-                    page.shoot(Path(sys.argv[2]) / f"report-{width}-{scheme}.png")
+            for name, (canvas, tests) in PAGES.items():
+                run = Path(folder) / name
+                subprocess.run([tool, run, name], check=True)
+                page.set_scheme("light")
+                page.set_width(1280)
+                page.open(run / "report.html", canvas)
+                for test in tests:
+                    start = time.monotonic()
+                    test(page)
+                    page.check_quiet()
+                    print(f"{name}, {test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
+                check(page.url in page.requests, "the log of requests does not hold the page itself: it cannot be trusted")
+                if len(sys.argv) > 2:
+                    for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+                        page.set_scheme(scheme)
+                        page.set_width(width, mobile=width < 600)
+                        time.sleep(1)
+                        page.shoot(Path(sys.argv[2]) / f"{name}-{width}-{scheme}.png")
         finally:
             page.close()
-    print("the report works in a browser")
+    print("the reports work in a browser")
 
 
 if __name__ == "__main__":

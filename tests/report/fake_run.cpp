@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "invattn/core/seed.h"
+#include "invattn/io/image_file.h"
 #include "invattn/io/safetensors.h"
 
 namespace invattn::test {
@@ -235,6 +236,67 @@ void make_fake_run(const std::filesystem::path& folder, const FakeRun& run) {
                                   {"device", "cpu"},        {"threads", 2},       {"date", "2025-06-01 12:00:00"}};
   write_text(folder / "results.json", ordered_json{{"finished", run.finished}, {"rows", rows}, {"made_with", made_with}}.dump(1));
   write_text(folder / "config.toml", "# What a run was made with\nseeds = [0, 1]\nepochs = 100\n\n[guard]\nweight = 10.0\n");
+}
+
+void make_fake_density(const std::filesystem::path& folder, const FakeDensity& run) {
+  const bool plane = run.data == "two-moons";
+  std::filesystem::create_directories(folder / "samples");
+  const auto score = [&](double bits, std::int64_t images, const std::string& estimator) {
+    return ordered_json{{"bits", bits},          {"standard_error", 0.0123},         {"images", images},        {"estimator", estimator},
+                        {"inverse_images", 100}, {"inverse_failures", run.failures}, {"inverse_error", 2.5e-6}, {"iterations", 640}};
+  };
+  std::ofstream metrics(folder / "metrics.jsonl");
+  const auto loss = [&](double step) { return run.bits + 4 * std::exp(-step / 150) + 0.02 * std::sin(step); };
+  for (std::int64_t step = 50; step <= run.steps; step += 50) {
+    const auto place = static_cast<double>(step);
+    metrics << ordered_json{{"step", step},
+                            {"bits", loss(place)},
+                            {"penalty", 0},
+                            {"gradient_norm", 3 + std::cos(place)},
+                            {"largest", run.attention == "none" ? 0 : 0.8 - 0.3 * std::exp(-place / 900)},
+                            {"learning_rate", 1e-3},
+                            {"seconds", 0.1 * place}}
+            << "\n";
+    if (step % 1000 == 0) {
+      metrics << ordered_json{{"step", step}, {"validation", loss(place) + 0.01}, {"validation_error", 0.02}, {"seconds", 0.1 * place}}
+              << "\n";
+    }
+  }
+  for (std::int64_t i = 1; i <= run.pictures; ++i) {
+    std::string name = std::to_string(run.steps * i / run.pictures);
+    name.insert(0, 7 - name.size(), '0');
+    const at::Tensor sheet = smooth_images(run.attention + name, 1, 68, plane ? 140 : 68)[0];
+    write_png(folder / "samples" / (name + ".png"), sheet.clamp(0, 255).to(at::kByte));
+  }
+  const ordered_json made_with = {{"command", "invattn density train --data " + run.data},
+                                  {"invattn", "0.1.0"},
+                                  {"torch", "2.11"},
+                                  {"device", "cpu"},
+                                  {"threads", 2},
+                                  {"date", "2025-06-01 12:00:00"}};
+  const std::string roulette = "roulette(minimum_terms=10, continuation=0.85)";
+  ordered_json certificates = ordered_json::array();
+  if (run.attention != "none") certificates.push_back("guarded: largest local constant of g 0.81, measured on 256 samples");
+  write_text(folder / "results.json", ordered_json{{"finished", true},
+                                                   {"data", run.data},
+                                                   {"height", run.side},
+                                                   {"width", run.side},
+                                                   {"attention", run.attention},
+                                                   {"batch", 64},
+                                                   {"seed", 0},
+                                                   {"steps", run.steps},
+                                                   {"seconds", 0.1 * static_cast<double>(run.steps)},
+                                                   {"parameters", 25028964},
+                                                   {"unit", plane ? "nats" : "bits/dim"},
+                                                   {"validation", score(run.bits + 0.01, 500, roulette)},
+                                                   {"certificates", certificates},
+                                                   {"made_with", made_with}}
+                                          .dump(1));
+  if (run.evaluated) {
+    ordered_json evaluations = {score(run.bits - 0.2, 10000, "series(terms=5)"), score(run.bits, 10000, roulette)};
+    write_text(folder / "evaluation.json", ordered_json{{"evaluations", evaluations}}.dump(1));
+  }
+  write_text(folder / "config.toml", "# What a run was made with\nsteps = 3000\n\n[flow]\nhidden = 512\n");
 }
 
 }  // namespace invattn::test

@@ -28,4 +28,19 @@ struct FakeRun {
 /// Writes a run folder as an experiment would leave it, made of smooth colour images and inverses that converge or do not.
 void make_fake_run(const std::filesystem::path& folder, const FakeRun& run);
 
+/// What the folder of a density training should hold.
+struct FakeDensity {
+  std::string data = "cifar10:data/cifar10";
+  std::int64_t side = 32;
+  std::string attention = "concatenation";
+  double bits = 3.9;  ///< at the end
+  std::int64_t steps = 3000;
+  std::int64_t pictures = 4;
+  std::int64_t failures = 0;
+  bool evaluated = true;  ///< on test images, by the unbiased estimator and by the series
+};
+
+/// Writes a run folder as `invattn density train` would leave it, but for the model.
+void make_fake_density(const std::filesystem::path& folder, const FakeDensity& run);
+
 }  // namespace invattn::test

@@ -2,17 +2,36 @@
 #include <filesystem>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "invattn/report/report.h"
 #include "tests/report/fake_run.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide\n";
+    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide|density|densities|plane\n";
     return 2;
   }
   const std::filesystem::path folder = argv[1];
   const std::string size = argv[2];
+  if (size == "density" || size == "plane") {
+    invattn::test::FakeDensity density;
+    if (size == "plane") density = {.data = "two-moons", .side = 1, .attention = "none", .bits = 2.5, .evaluated = false};
+    invattn::test::make_fake_density(folder, density);
+    std::cout << invattn::write_report(folder).html.string() << "\n";
+    return 0;
+  }
+  if (size == "densities") {  // the five variants of the paper's network on one page
+    std::vector<std::filesystem::path> runs;
+    for (const char* attention : {"none", "dot-product", "concatenation", "gaussian", "embedded-gaussian"}) {
+      runs.push_back(folder / attention);
+      const auto rank = static_cast<double>(runs.size());
+      invattn::test::make_fake_density(runs.back(), {.attention = attention, .bits = 3.7 + 0.05 * rank});
+    }
+    invattn::write_joint_report(runs, folder / "report.html");
+    std::cout << (folder / "report.html").string() << "\n";
+    return 0;
+  }
   invattn::test::FakeRun run;
   if (size == "large") {
     run.views = {{"cifar10"}, {"svhn"}, {"celeba"}};

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "invattn/io/safetensors.h"
+#include "invattn/report/frame.h"
 #include "invattn/report/page.h"
 #include "invattn/report/pictures.h"
 #include "tests/io/file_fixture.h"
@@ -124,7 +125,7 @@ TEST_F(ReportTest, TextsOfTheRunAreEscaped) {
   const std::string html = read_plainly(run / "report.html");
   EXPECT_EQ(count(html, "<img src=x"), 0U);
   EXPECT_EQ(count(html, "<script>alert"), 0U);
-  EXPECT_EQ(count(html, "</script>"), 3U);  // data, chart library, script
+  EXPECT_EQ(count(html, "</script>"), 4U);  // data, chart library, what pages share, script
   expect_contains(html, "&lt;img src=x onerror=alert(1)&gt;");
 }
 

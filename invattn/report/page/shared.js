@@ -1,0 +1,138 @@
+"use strict";
+// What the scripts of all reports share: the data that the page carries, texts, choices and charts. Nothing outside the page is asked for.
+const page = (() => {
+  const byId = (id) => document.getElementById(id);
+  const data = JSON.parse(byId("data").textContent);
+
+  // ---- small helpers
+
+  const trouble = (error) => {
+    byId("trouble").hidden = false;
+    byId("trouble").textContent = "Something on this page could not be drawn: " + error.message;
+    console.error(error);
+  };
+  const run = (work) => { Promise.resolve().then(work).catch(trouble); };
+
+  const element = (name, attributes, ...children) => {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (key === "text") made.textContent = value;
+      else if (key === "style") for (const [rule, text] of Object.entries(value)) made.style.setProperty(rule, text);
+      else made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  };
+
+  const superscript = (number) => String(number).replace(/[-0-9]/g, (letter) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(letter)]);
+  const pretty = (value) => {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "not finite";
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 100 && size < 1e5) return withCommas(Math.round(value));
+    if (size >= 1e-3 && size < 100) return value.toPrecision(3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+    const power = Math.floor(Math.log10(size));
+    return (value / 10 ** power).toFixed(1) + " × 10" + superscript(power);
+  };
+  const withCommas = (number) => number.toLocaleString("en-GB");
+
+  const segments = (field, names, chosen, choose) => {
+    field.querySelectorAll("label").forEach((label) => label.remove());
+    names.forEach(({ name, value, possible }) => {
+      const input = element("input", { type: "radio", name: field.id, value: String(value) });
+      input.checked = value === chosen;
+      input.disabled = !possible;
+      input.addEventListener("change", () => choose(value));
+      field.append(element("label", {}, input, element("span", { text: name })));
+    });
+    field.hidden = names.length < 2;
+  };
+
+  // ---- charts
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const seriesColour = (i) => colour("--s" + (i % 5));
+  const charts = new Map();
+
+  // A vertical or horizontal line with a word beside it.
+  const ruler = {
+    id: "ruler",
+    afterDatasetsDraw(chart, _, settings) {
+      const { ctx, chartArea: area, scales } = chart;
+      for (const { axis, value, label, dashed, shade } of settings.lines || []) {
+        const place = scales[axis].getPixelForValue(value);
+        const upright = axis === "x";
+        if (upright ? place < area.left - 1 || place > area.right + 1 : place < area.top - 1 || place > area.bottom + 1) continue;
+        ctx.save();
+        ctx.strokeStyle = ctx.fillStyle = shade;
+        ctx.lineWidth = 1.5;
+        if (dashed) ctx.setLineDash([5, 4]);
+        ctx.beginPath();
+        if (upright) { ctx.moveTo(place, area.top); ctx.lineTo(place, area.bottom); } else { ctx.moveTo(area.left, place); ctx.lineTo(area.right, place); }
+        ctx.stroke();
+        ctx.font = "12px " + Chart.defaults.font.family;
+        const left = upright ? place > (area.left + area.right) / 2 : false;
+        ctx.textAlign = upright ? (left ? "right" : "left") : "right";
+        ctx.fillText(label, upright ? place + (left ? -5 : 5) : area.right - 4, upright ? area.top + (dashed ? 26 : 12) : place - 5);
+        ctx.restore();
+      }
+    },
+  };
+
+  const drawChart = (id, datasets, { x, y, lines, legend }) => {
+    charts.get(id)?.destroy();
+    const axis = (settings) => ({
+      grid: { color: colour("--rule"), borderColor: colour("--soft"), tickColor: "transparent" },
+      ticks: { color: colour("--soft"), maxTicksLimit: 7, maxRotation: 0, ...(settings.ticks || {}) },
+      title: { display: true, text: settings.title, color: colour("--soft") },
+      type: settings.type || "linear",
+      ...(settings.more || {}),
+    });
+    charts.set(id, new Chart(byId(id), {
+      type: "line",
+      data: { datasets: datasets.map((set) => ({ pointRadius: 0, pointHitRadius: 8, borderWidth: 2, tension: 0, ...set })) },
+      options: {
+        responsive: true,
+        maintainAspectRatio: false,
+        animation: false,
+        parsing: false,
+        interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: axis(x), y: axis(y) },
+        plugins: {
+          legend: {
+            display: legend !== false, position: "bottom", align: "start",
+            labels: { color: colour("--ink"), boxWidth: 22, boxHeight: 0, padding: 14, filter: (item) => item.text !== "" },
+          },
+          ruler: { lines: lines || [] },
+          tooltip: { callbacks: { label: (item) => " " + (item.dataset.name || item.dataset.label) + ": " + pretty(item.parsed.y) } },
+        },
+      },
+      plugins: [ruler],
+    }));
+  };
+
+  const powerTicks = { callback: (value) => { const power = Math.log10(value); return Number.isInteger(Math.round(power * 1e6) / 1e6) ? "10" + superscript(Math.round(power)) : ""; }, autoSkip: true };
+
+  const fact = (shade, name, text) =>
+    element("li", {}, element("span", { class: "key", style: { background: shade } }), element("span", {}, element("b", { text: name }), " " + text));
+
+  const prepareCharts = () => {
+    if (typeof Chart === "undefined") throw new Error("the chart library is missing.");
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    Chart.defaults.font.size = 12;
+  };
+
+  document.querySelectorAll(".copy").forEach((button) => button.addEventListener("click", () => run(async () => {
+    const source = byId(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      button.textContent = "Copied";
+    } catch {  // not allowed from a file in some browsers: select it, so that the reader can
+      getSelection().selectAllChildren(source);
+      button.textContent = "Selected: press Ctrl+C";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  })));
+
+  return { byId, data, run, element, pretty, withCommas, segments, colour, seriesColour, charts, drawChart, powerTicks, fact, prepareCharts };
+})();

@@ -1,0 +1,184 @@
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "invattn/report/density_record.h"
+#include "invattn/report/density_tables.h"
+#include "invattn/report/frame.h"
+#include "invattn/report/report.h"
+#include "tests/io/file_fixture.h"
+#include "tests/report/fake_run.h"
+
+namespace invattn {
+namespace {
+
+using test::FakeDensity;
+
+class DensityReport : public FileTest {
+ protected:
+  std::filesystem::path made(const FakeDensity& run, const std::string& name = "run") const {
+    test::make_fake_density(folder / name, run);
+    return folder / name;
+  }
+
+  void expect_damaged(const std::filesystem::path& run, const std::string& text) const {
+    try {
+      write_report(run);
+      ADD_FAILURE() << "expected an error about " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kData) << error.what();
+      expect_contains(error.what(), text);
+    }
+  }
+};
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+void replace_in(const std::filesystem::path& path, const std::string& old_text, const std::string& new_text) {
+  std::string text = read_plainly(path);
+  const std::size_t at = text.find(old_text);
+  ASSERT_NE(at, std::string::npos) << old_text << " is not in " << path;
+  write_plainly(path, text.replace(at, old_text.size(), new_text));
+}
+
+TEST_F(DensityReport, WritesTablesFiguresAndPage) {
+  const auto run = made({});
+  const ReportSummary summary = write_report(run);
+  EXPECT_EQ(summary.tables.size(), 4U);  // results, against the paper, evaluations, certificates
+  EXPECT_EQ(summary.figures.size(), 2U);
+  for (const auto& path : summary.figures) EXPECT_EQ(read_plainly(path).substr(1, 3), "PNG") << path;
+  const std::string html = read_plainly(run / "report.html");
+  EXPECT_LT(html.size(), reporting::kLargestPage);
+  // The unbiased figure on test images is quoted, not the optimistic one, nor that of the held-out images.
+  expect_contains(html,
+                  "CIFAR-10: 3.9000 ± 0.0123 bits per dimension on 10,000 test images; every inverse converged, largest error 2.5e-06.");
+  expect_contains(html, "invattn density train --data cifar10");
+  expect_contains(html, "hidden = 512");
+  expect_contains(html, "largest local constant of g 0.81");
+  expect_contains(html, "2025-06-01 12:00:00");
+  EXPECT_EQ(count(html, "data:image/png;base64,"), 4U);
+  EXPECT_EQ(count(html, "alt=\"Samples, concatenation, after "), 4U);
+  const std::string paper = read_plainly(run / "tables/against_paper.md");
+  expect_contains(paper, "| i-ResNet + concatenation ");
+  expect_contains(paper, "printed in the paper");
+  expect_contains(paper, "3.39");
+  expect_contains(read_plainly(run / "tables/evaluations.md"), "3.7000 ± 0.0123");
+  const std::string before = html;
+  write_report(run);
+  EXPECT_EQ(read_plainly(run / "report.html"), before) << "the same each time";
+}
+
+TEST_F(DensityReport, OfThePlaneThereIsNoTableOfThePaper) {
+  const auto run = made({.data = "two-moons", .side = 1, .attention = "none", .bits = 2.5, .evaluated = false});
+  EXPECT_EQ(write_report(run).tables.size(), 3U);
+  const std::string html = read_plainly(run / "report.html");
+  expect_contains(html, "two-moons: 2.5100 ± 0.0123 nats per point on 500 held-out points");
+  expect_contains(html, "beside them the learned density");
+  EXPECT_EQ(count(html, "RealNVP"), 0U);
+  EXPECT_EQ(count(html, "data:image/png;base64,"), 4U);
+}
+
+TEST_F(DensityReport, FailedInversesAreToldFirst) {
+  const auto run = made({.failures = 3});
+  write_report(run);
+  const std::string html = read_plainly(run / "report.html");
+  expect_contains(html, "inverses converged: 97 of 100");
+  expect_contains(html, "This run cannot be undone everywhere: 97 of 100 inverses converged.");
+}
+
+TEST_F(DensityReport, ARunWithoutPicturesAndLinesHasAPage) {
+  const auto run = made({.steps = 20, .pictures = 0, .evaluated = false});
+  EXPECT_TRUE(write_report(run).figures.empty());
+  expect_contains(read_plainly(run / "report.html"), "No pictures of samples are stored");
+}
+
+TEST_F(DensityReport, SeveralRunsStandSideBySide) {
+  const std::vector<std::filesystem::path> runs = {made({.attention = "none", .bits = 4.1}, "a"),
+                                                   made({.attention = "dot-product", .bits = 4.0, .steps = 2000}, "b")};
+  write_joint_report(runs, folder / "both.html");
+  const std::string html = read_plainly(folder / "both.html");
+  expect_contains(html,
+                  "CIFAR-10, 2 flows: from 4.0000 ± 0.0123 (dot-product) to 4.1000 ± 0.0123 (no attention) bits per dimension; "
+                  "every inverse of all of them converged.");
+  expect_contains(html, "after 2,000 steps");  // as far as the shorter one goes
+  expect_contains(html, "this run, dot-product");
+  EXPECT_EQ(count(html, "<figure class=\"sample\">"), 2U);
+
+  // The same attention twice: the folders tell them apart.
+  write_joint_report({runs[0], made({.attention = "none"}, "c")}, folder / "same.html");
+  expect_contains(read_plainly(folder / "same.html"), "no attention (c)");
+}
+
+TEST_F(DensityReport, EqualCostTakesWhatWasKnownThen) {
+  std::vector<reporting::DensityRecord> records(2);
+  records[0].training = {.steps = {100, 200}, .seconds = {10, 20}, .bits = {5, 4}};
+  records[1].training = {.steps = {100, 200, 300}, .seconds = {5, 10, 15}, .bits = {6, 5.5, 3}};
+  const reporting::Table table = reporting::density_at_equal_cost(records);
+  EXPECT_EQ(table.header[1], "after 200 steps");
+  EXPECT_EQ(table.header[2], "after 15.00 s");
+  EXPECT_EQ(table.rows[0][1].text, "4.0000");
+  EXPECT_EQ(table.rows[0][2].text, "5.0000");
+  EXPECT_EQ(table.rows[1][1].text, "5.5000");
+  EXPECT_EQ(table.rows[1][2].text, "3.0000");
+}
+
+TEST_F(DensityReport, RunsThatCannotBeComparedAreRefused) {
+  const auto images = made({}, "images");
+  const auto plane = made({.data = "two-moons", .side = 1}, "plane");
+  test::make_fake_run(folder / "other", {.views = {{"synthetic", 8, 8}}, .kinds = {"gaussian"}, .variants = {"guarded"}, .images = 0});
+  for (const auto& second : {plane, folder / "other"}) {
+    try {
+      write_joint_report({images, second}, folder / "both.html");
+      ADD_FAILURE() << second;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+      expect_contains(error.what(), "Make a page of each.");
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "both.html"));
+}
+
+TEST_F(DensityReport, TextsOfTheRunAreEscaped) {
+  const auto run = made({.attention = "<img src=x onerror=alert(1)>", .pictures = 1});
+  replace_in(run / "config.toml", "steps", "</script><script>alert(2)</script>");
+  write_report(run);
+  const std::string html = read_plainly(run / "report.html");
+  EXPECT_EQ(count(html, "<img src=x"), 0U);
+  EXPECT_EQ(count(html, "<script>alert"), 0U);
+}
+
+TEST_F(DensityReport, WhatIsMissingOrDamagedIsNamed) {
+  std::filesystem::create_directories(folder / "unfinished");
+  write_plainly(folder / "unfinished/config.toml", "steps = 3\n");
+  expect_damaged(folder / "unfinished", "--resume");
+  expect_damaged(folder / "nowhere", "nowhere");
+  write_plainly(folder / "unfinished/results.json", "{\"a\": 1}");
+  expect_damaged(folder / "unfinished", "results.json");
+
+  const auto damage = [&](const std::string& file, const std::string& old_text, const std::string& new_text, const std::string& expected) {
+    const auto run = made({}, "damaged");
+    replace_in(run / file, old_text, new_text);
+    expect_damaged(run, expected);
+    std::filesystem::remove_all(run);
+  };
+  damage("results.json", "\"attention\"", "\"attentoin\"", "'attention'");
+  damage("results.json", "\"validation\": {", "\"validation\": 3, \"was\": {", "'validation'");
+  damage("results.json", "\"threads\": 2", "\"threads\": \"two\"", "'threads'");
+  damage("metrics.jsonl", "\"gradient_norm\"", "\"norm\"", "metrics.jsonl, line 1");
+  damage("metrics.jsonl", "{\"step\":100,", "{\"step\":1", "metrics.jsonl, line 2");
+  damage("evaluation.json", "\"evaluations\"", "\"evaluation\"", "evaluation.json");
+  damage("samples/0003000.png", "IHDR", "IHDX", "0003000.png");
+  const auto run = made({}, "cut");
+  std::filesystem::remove(run / "metrics.jsonl");
+  expect_damaged(run, "metrics.jsonl");
+}
+
+}  // namespace
+}  // namespace invattn
