@@ -1,11 +1,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Allocator.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numbers>
@@ -127,6 +130,7 @@ class Training {
       }
     }
     fast.reset();
+    memory_ = peak_memory();
     return finish();
   }
 
@@ -137,6 +141,14 @@ class Training {
     open_run_folder(run_.run, kOrigin);
     make_folder(folder_ / "samples", kOrigin);
     write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin);  // a resumed run may have more steps than before
+  }
+
+  /// In MiB, at most so far, as taken from the device; not a number on the CPU.
+  double peak_memory() const {
+    if (device_.is_cpu()) return std::numeric_limits<double>::quiet_NaN();
+    const auto index = device_.has_index() ? device_.index() : at::accelerator::getDeviceIndex();
+    const auto reserved = at::accelerator::getDeviceStats(index).reserved_bytes;
+    return static_cast<double>(reserved[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak) / (1 << 20);
   }
 
   int64_t parameters() const {
@@ -403,6 +415,7 @@ class Training {
                                {"steps", step_},
                                {"seconds", json_number(seconds_)},
                                {"parameters", parameters()},
+                               {"memory_mib", json_number(memory_)},
                                {"unit", unit_name()},
                                {"validation", ordered_json::parse(to_json(outcome.validation))},
                                {"certificates", outcome.promises},
@@ -429,8 +442,9 @@ class Training {
   at::Tensor sums_;                                         // (kFigures), since the last report
   std::map<int64_t, std::unique_ptr<CapturedStep>> steps_;  // by number of terms
   int64_t step_ = 0;
-  double seconds_ = 0;  // of training, over all processes
-  double caution_ = 1;  // times the learning rate
+  double seconds_ = 0;                                        // of training, over all processes
+  double memory_ = std::numeric_limits<double>::quiet_NaN();  // MiB of the device, while training
+  double caution_ = 1;                                        // times the learning rate
   int back_offs_ = 0;
   Progress progress_;
 };
