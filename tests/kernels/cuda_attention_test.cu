@@ -515,7 +515,7 @@ void test(bool small, unsigned seed, int multiprocessors) {
       const Case c{
           problem(batch, depth, values, positions, response, normalization, 0.8), spread, name, offset, false, false, plain, positive};
       ++seed;
-      if (only.empty() || only == name) compare(c, draw<float>(c, seed), multiprocessors, /*rounded=*/offset != 0);
+      if (only.empty() || only == name) compare(c, draw<float>(c, seed), multiprocessors);
     };
     for (const auto normalization : kNormalizations) {
       for (const auto response : {kExp, kElu, kRelu}) many(2, 8, 32, 67, response, normalization, 0.5);

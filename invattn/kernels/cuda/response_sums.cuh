@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(128) finish_responses_kernel(const Task<T> bat
         [&](int64_t owner, const T* sums) { store(owner, S::Op::result(sums, 0, T(1)), S::Op::result(sums, 1, T(1))); });
   } else if (inside) {
     T high = sum, low = 0;
-    if constexpr (kResponse != Response::kRelu) split_logarithm(double(reference) / kLog2E, sum, high, low);
+    // By the rounded log2(e) that the scores were multiplied by: near the reference its error cancels.
+    if constexpr (kResponse != Response::kRelu) split_logarithm(double(reference) / double(T(kLog2E)), sum, high, low);
     store(position, high, low);
   }
 }
