@@ -32,7 +32,9 @@ Figure draw_curves(const DensityRecord& record) {
   Drawing drawing(panels.width(), panels.height());
   const Drawing::LineStyle line{.colour = kBlue, .width = 1.5};
   const Drawing::LineStyle look{.colour = kVermilion, .width = 1.5, .dashed = true};
-  heading(drawing, record.title() + ", " + record.label + ": training", {{"training", line}, {"held out", look}});
+  std::vector<std::pair<std::string, Drawing::LineStyle>> legend = {{"training", line}};
+  if (record.looks.steps.size() > 1) legend.emplace_back("held out", look);
+  heading(drawing, record.title() + ", " + record.label + ": training", legend);
   std::vector<double> losses = training.bits;
   losses.insert(losses.end(), record.looks.bits.begin(), record.looks.bits.end());
   std::size_t panel = 0;

@@ -21,8 +21,9 @@
     const values = data.runs.flatMap(({ training, looks: curve }) => [...training.bits, ...curve.bits]).filter((value) => value !== null).sort((a, b) => a - b);
     if (values.length < 2) return {};
     const [low, high] = [values[0], values[Math.ceil(0.96 * values.length) - 1]];
-    const margin = 0.06 * Math.max(high - low, 1e-3);
-    return { min: low - margin, max: high + margin };
+    const power = 10 ** Math.floor(Math.log10(Math.max(high - low, 1e-3)));
+    const step = (high - low) / power < 2 ? power / 5 : (high - low) / power < 5 ? power / 2 : power;  // round ends, so that the ticks are
+    return { min: Math.floor(low / step) * step, max: Math.ceil(high / step) * step };
   };
 
   const shortTicks = { callback: (value) => Number(Number(value).toPrecision(4)) };
