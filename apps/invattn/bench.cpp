@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench_case.h"
+#include "bench_flow.h"
 #include "commands.h"
 #include "gpu_driver.h"
 #include "invattn/core/error.h"
@@ -36,6 +38,8 @@ using Shape = std::vector<int64_t>;
 
 constexpr const char* kOrigin = "bench";
 constexpr const char* kGrowth = "growth";
+constexpr const char* kFlow = "flow";
+constexpr const char* kFlowBlock = "flow-block";
 
 struct BenchArguments {
   std::string work;
@@ -301,9 +305,11 @@ struct GrowthPoint {
 
 std::string growth_plot(const std::vector<GrowthPoint>& points, const std::vector<AttentionKind>& kinds, at::Device device) {
   using namespace reporting;
-  constexpr std::array<Colour, 4> kColours = {kBlue, kVermilion, kGreen, kPurple};
   Drawing drawing(860, 400);
-  drawing.text(20, 30, "Forward and gradient, " + device.str(), {.size = 15, .bold = true});
+  std::vector<std::pair<std::string, Drawing::LineStyle>> legend;
+  for (size_t k = 0; k < kinds.size(); ++k)
+    legend.emplace_back(std::string(to_string(kinds[k])), Drawing::LineStyle{.colour = series_colour(k), .width = 2});
+  heading(drawing, "Forward and gradient, " + device.str(), legend);
   Axis horizontal{.logarithmic = true};
   std::vector<double> sizes;
   sizes.reserve(points.size());
@@ -327,18 +333,11 @@ std::string growth_plot(const std::vector<GrowthPoint>& points, const std::vecto
         places.push_back(static_cast<double>(point.what.positions()));
         heights.push_back(value_of(point.side));
       }
-      plot.curve(places, heights, {.colour = kColours[k % kColours.size()], .width = 2});
+      plot.curve(places, heights, {.colour = series_colour(k), .width = 2});
     }
   };
   panel(82, "time", "ms", [](const BenchSide& side) { return side.milliseconds; });
   panel(506, "peak memory", "MiB", [](const BenchSide& side) { return side.memory.value_or(std::nan("")); });
-  double x = 20;
-  for (size_t k = 0; k < kinds.size(); ++k) {
-    const std::string name(to_string(kinds[k]));
-    drawing.line({{x, 54}, {x + 26, 54}}, {.colour = kColours[k % kColours.size()], .width = 2});
-    drawing.text(x + 32, 58, name, {.size = 12, .colour = kMuted});
-    x += 52 + 7.4 * static_cast<double>(name.size());
-  }
   return drawing.png();
 }
 
@@ -419,16 +418,192 @@ void growth(const BenchArguments& arguments) {
   if (!arguments.plot.empty()) write_file_atomically(arguments.plot, growth_plot(points, kinds, devices.front()), kOrigin);
 }
 
+// ---- flows
+
+/// What grows, and how a flow of that size is made.
+struct FlowAxis {
+  const char* name;
+  int64_t FlowSize::*field;
+};
+constexpr std::array<FlowAxis, 3> kFlowAxes{
+    {{"batch", &FlowSize::batch}, {"channels", &FlowSize::hidden}, {"blocks a scale", &FlowSize::blocks}}};
+
+struct FlowPoint {
+  size_t axis = 0;
+  FlowSize size;
+  BenchSide side;
+
+  double place() const { return static_cast<double>(size.*kFlowAxes[axis].field); }
+};
+
+std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
+  using namespace reporting;
+  const Panels panels(kFlowAxes.size());
+  Drawing drawing(panels.width(), panels.height());
+  heading(drawing, "Training step of a flow, " + device.str(),
+          {{"measured", {.colour = kBlue, .width = 2}}, {"in proportion", {.colour = kMuted, .width = 1.5, .dashed = true}}});
+  std::vector<double> all;
+  for (const FlowPoint& point : points) all.push_back(point.side.milliseconds);
+  for (size_t axis = 0; axis < kFlowAxes.size(); ++axis) {
+    std::vector<double> places;
+    std::vector<double> times;
+    for (const FlowPoint& point : points) {
+      if (point.axis != axis) continue;
+      places.push_back(point.place());
+      times.push_back(point.side.milliseconds);
+    }
+    Axis horizontal{.low = places.front(), .high = places.back(), .logarithmic = true};
+    for (const double place : places) horizontal.ticks.emplace_back(place, std::to_string(static_cast<int64_t>(place)));
+    Plot plot(drawing, panels.x(axis), panels.y(axis), Panels::kWidth, Panels::kHeight, horizontal, axis_around(all, true));
+    plot.labels(kFlowAxes[axis].name, kFlowAxes[axis].name, axis == 0 ? "ms a step" : "");
+    std::vector<double> proportion;
+    for (const double place : places) proportion.push_back(times.back() * place / places.back());
+    plot.curve(places, proportion, {.colour = kMuted, .width = 1.5, .dashed = true});
+    plot.curve(places, times, {.colour = kBlue, .width = 2});
+  }
+  return drawing.png();
+}
+
+reporting::Table table_of(const std::vector<FlowPoint>& points) {
+  reporting::Table table{.name = kFlow,
+                         .title = "",
+                         .note = "",
+                         .labels = 1,
+                         .header = {"grows", "batch", "channels", "blocks", "ms", "MiB", "exponent", "runs"}};
+  const FlowPoint* before = nullptr;
+  for (const FlowPoint& point : points) {
+    std::string exponent;
+    if (before != nullptr && before->axis == point.axis) {
+      exponent = reporting::short_number(std::log(point.side.milliseconds / before->side.milliseconds) /
+                                         std::log(point.place() / before->place()));
+    }
+    std::string blocks = std::to_string(point.size.blocks);
+    for (int64_t scale = 1; scale < point.size.scales; ++scale) blocks.append("-").append(std::to_string(point.size.blocks));
+    table.rows.push_back({{kFlowAxes[point.axis].name},
+                          {std::to_string(point.size.batch)},
+                          {std::to_string(point.size.hidden)},
+                          {blocks},
+                          {reporting::short_number(point.side.milliseconds)},
+                          {memory_text(point.side.memory)},
+                          {exponent},
+                          {std::to_string(point.side.runs)}});
+    before = &point;
+  }
+  return table;
+}
+
+at::Device only_device(const BenchArguments& arguments) {
+  const std::vector<at::Device> devices = chosen_devices(arguments);
+  require(devices.size() == 1, kOrigin, "expected one device for '", arguments.work, "', got ", devices.size(),
+          ". Choose it by --device cpu or --device cuda.");
+  return devices.front();
+}
+
+/// From a quarter of the standard size to twice it, one thing at a time.
+void flow_growth(const BenchArguments& arguments) {
+  const at::Device device = only_device(arguments);
+  const FlowSize standard = standard_flow(device);
+  Progress progress;
+  std::vector<FlowPoint> points;
+  FlowSize least = standard;
+  least.blocks = 1;
+  run_flow_step(least, device, 1);  // loads everything and starts every thread
+  for (size_t axis = 0; axis < kFlowAxes.size(); ++axis) {
+    const int64_t usual = standard.*kFlowAxes[axis].field;
+    for (const int64_t halves : {1, 2, 4, 8}) {
+      if (usual * halves % 4 != 0) continue;
+      FlowSize size = standard;
+      size.*kFlowAxes[axis].field = usual * halves / 4;
+      progress.show(std::string("flow: ") + kFlowAxes[axis].name + " " + std::to_string(size.*kFlowAxes[axis].field));
+      points.push_back({axis, size, run_flow_step(size, device, arguments.repeats)});
+    }
+  }
+  progress.keep("flow: measured");
+  const ordered_json machine = machine_json({device});
+  if (arguments.json) {
+    ordered_json rows = ordered_json::array();
+    for (const FlowPoint& point : points) {
+      ordered_json row = {{"work", kFlow},
+                          {"grows", kFlowAxes[point.axis].name},
+                          {"side", point.size.side},
+                          {"scales", point.size.scales},
+                          {"batch", point.size.batch},
+                          {"channels", point.size.hidden},
+                          {"blocks", point.size.blocks}};
+      row.update(to_json(point.side));
+      rows.push_back(std::move(row));
+    }
+    print({{"machine", machine}, {"rows", std::move(rows)}});
+  } else {
+    std::cout
+        << machine_text(machine) << "\n\nTraining step of a flow of " << standard.side << "x" << standard.side
+        << " images with one concatenation block, log-determinants by 5 terms; exponent e: the time grew as that number to the e from "
+           "the line above.\n\n"
+        << to_markdown(table_of(points));
+  }
+  if (!arguments.plot.empty()) write_file_atomically(arguments.plot, flow_plot(points, device), kOrigin);
+}
+
+void flow_block(const BenchArguments& arguments) {
+  FlowBlockCase what{.device = only_device(arguments), .repeats = arguments.repeats};
+  require(arguments.shapes.size() < 2 && !names_all(arguments.shapes), kOrigin, "expected one shape for 'flow-block', got several.");
+  if (!arguments.shapes.empty()) what.shape = parse_shape(arguments.shapes.front(), kOrigin);
+  const FlowBlockFigures figures = run_flow_block(what);
+  const ordered_json machine = machine_json({what.device});
+  if (arguments.json) {
+    const auto with_constant = [](const BenchSide& side, double constant) {
+      ordered_json json = to_json(side);
+      json["constant"] = constant;
+      return json;
+    };
+    print({{"machine", machine},
+           {"shape", what.shape},
+           {"hidden", what.hidden},
+           {"constant", what.constant},
+           {"power_iterations", what.power_iterations},
+           {"terms", what.terms},
+           {"tolerance", what.tolerance},
+           {"inverse_start", with_constant(figures.start, figures.start_constant)},
+           {"inverse_bound", with_constant(figures.bound, figures.bound_constant)},
+           {"train", to_json(figures.train)}});
+  } else {
+    std::cout << machine_text(machine) << "\n\nConvolution block " << what.shape[1] << "-" << what.hidden << "-" << what.hidden << "-"
+              << what.shape[1] << " on " << shape_text(what.shape) << ", constant under " << what.constant << "\n";
+    for (const auto& [name, side, constant] : {std::tuple("inverse, weights as drawn      ", figures.start, figures.start_constant),
+                                               std::tuple("inverse, branch near its bound ", figures.bound, figures.bound_constant)}) {
+      std::cout << name << reporting::short_number(side.milliseconds) << " ms, " << side.inverse->iterations
+                << " iterations, largest error " << reporting::short_number(side.inverse->round_trip) << ", constant "
+                << reporting::short_number(constant) << "\n";
+    }
+    std::cout << "training step                  " << reporting::short_number(figures.train.milliseconds) << " ms, log-determinant by "
+              << what.terms << " terms, " << what.power_iterations << " power iterations\n";
+  }
+  for (const BenchSide& side : {figures.start, figures.bound}) {
+    if (side.inverse->converged) continue;
+    fail(ErrorKind::kNotConverged, kOrigin, "expected the inverse of every sample to reach ", what.tolerance, ", got a residual of ",
+         side.inverse->residual, ".");
+  }
+}
+
 void bench(const BenchArguments& arguments) {
   std::vector<std::string> works = all_names<Work>();
-  works.emplace_back(kGrowth);
+  works.insert(works.end(), {kGrowth, kFlow, kFlowBlock});
   require(arguments.work.empty() || std::find(works.begin(), works.end(), arguments.work) != works.end(), kOrigin, "expected the work ",
           list_names(arguments.work, works), ", got '", arguments.work, "'. Without one the standard table is measured.");
-  require(arguments.plot.empty() || arguments.work == kGrowth, kOrigin, "expected --plot for growth, got it with '", arguments.work,
-          "'. Write: invattn bench growth --plot growth.png");
+  require(arguments.plot.empty() || arguments.work == kGrowth || arguments.work == kFlow, kOrigin,
+          "expected --plot for growth or flow, got it with '", arguments.work, "'. Write: invattn bench growth --plot growth.png");
+  const bool of_flow = arguments.work == kFlow || arguments.work == kFlowBlock;
+  require(!of_flow || (arguments.kinds.empty() && arguments.normalization.empty() && arguments.log_det == "none" && !arguments.guard &&
+                       arguments.kernels == "auto" && (arguments.shapes.empty() || arguments.work == kFlowBlock)),
+          kOrigin, "expected --device, --threads, --repeats", arguments.work == kFlow ? ", --plot" : ", --shape", " or --json for '",
+          arguments.work, "', got an option of attention blocks. Leave it out.");
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
   if (arguments.work == kGrowth) {
     growth(arguments);
+  } else if (arguments.work == kFlow) {
+    flow_growth(arguments);
+  } else if (arguments.work == kFlowBlock) {
+    flow_block(arguments);
   } else {
     compare(arguments);
   }
@@ -442,9 +617,12 @@ void add_bench(CLI::App& tool) {
                   {{"invattn bench", "the standard table (minutes), as Markdown"},
                    {"invattn bench inverse --kind gaussian", "one kind's inverse against the paper's 100 steps"},
                    {"invattn bench train --log-det series", "training steps with a log-determinant"},
-                   {"invattn bench growth --plot growth.png", "time and memory from 1k to 64k positions"}});
+                   {"invattn bench growth --plot growth.png", "time and memory from 1k to 64k positions"},
+                   {"invattn bench flow --plot flow.png", "a flow's training step against batch, channels, blocks"},
+                   {"invattn bench flow-block", "inverse and training step of one convolution block"}});
   auto arguments = std::make_shared<BenchArguments>();
-  command->add_option("work", arguments->work, "inverse, forward, train or growth (default: the standard table, without growth)");
+  command->add_option("work", arguments->work,
+                      "inverse, forward, train, growth, flow or flow-block (default: the standard table of the first three)");
   command->add_option("--kind", arguments->kinds, "Kinds of attention, or all (default: all)");
   command->add_option("--shape", arguments->shapes, "Shapes BxCxHxW, or all: 64x12x16x16 and 1x12x109x89 (default: as the work needs)");
   command->add_option("--normalization", arguments->normalization,
@@ -456,7 +634,7 @@ void add_bench(CLI::App& tool) {
   command->add_flag("--guard", arguments->guard, "train: with the guard's penalty");
   command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
   command->add_option("--repeats", arguments->repeats, "Timed runs of both (default: by how long they take)")->check(CLI::Range(1, 100000));
-  command->add_option("--plot", arguments->plot, "growth: a PNG file to draw");
+  command->add_option("--plot", arguments->plot, "growth, flow: a PNG file to draw");
   command->add_flag("--json", arguments->json, "Print one JSON object with the machine and the rows");
   command->callback([arguments] { bench(*arguments); });
 }

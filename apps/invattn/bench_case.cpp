@@ -304,6 +304,14 @@ int64_t repeats_for(double seconds) {
   return std::clamp<int64_t>(static_cast<int64_t>(kEnough / seconds), 2, 25);
 }
 
+BenchSide time_of(const Contender& contender, at::Device device, int64_t repeats) {
+  const First first = first_run(contender, device);
+  if (repeats == 0) repeats = repeats_for(first.seconds);
+  std::vector<double> seconds;
+  for (int64_t i = 0; i < repeats; ++i) seconds.push_back(seconds_of(contender, device));
+  return {.milliseconds = median_milliseconds(seconds), .runs = repeats, .memory = first.memory, .inverse = {}};
+}
+
 double largest_entry(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0.0 : tensor.abs().max().item<double>(); }
 
 /// What is not a number stays: a difference that cannot be told is not a small one.
@@ -375,6 +383,15 @@ BenchRow run_case(const BenchCase& what) {
   return row;
 }
 
+BenchSide measure(const std::function<void()>& work, at::Device device, int64_t repeats) {
+  return time_of(Contender(Kernels::kAuto,
+                           [&work] {
+                             work();
+                             return Outcome{};
+                           }),
+                 device, repeats);
+}
+
 BenchSide run_gradient(const BenchCase& what) {
   const auto gradient = [](const BenchCase& of) {
     const auto trainer = std::make_shared<Trainer>(of, *seeded_block(of), images(of), of.kernels == Kernels::kReference);
@@ -382,14 +399,8 @@ BenchSide run_gradient(const BenchCase& what) {
   };
   BenchCase small = what;
   small.shape = {1, what.shape[1], 8, 8};
-  const Contender warm = gradient(small);
-  first_run(warm, what.device);
-  const Contender contender = gradient(what);
-  const First first = first_run(contender, what.device);
-  std::vector<double> seconds;
-  const int64_t repeats = what.repeats > 0 ? what.repeats : repeats_for(first.seconds);
-  for (int64_t i = 0; i < repeats; ++i) seconds.push_back(seconds_of(contender, what.device));
-  return {.milliseconds = median_milliseconds(seconds), .runs = repeats, .memory = first.memory, .inverse = {}};
+  first_run(gradient(small), what.device);
+  return time_of(gradient(what), what.device, what.repeats);
 }
 
 }  // namespace invattn::tool

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -97,6 +98,9 @@ std::string obstacle_of(const BenchCase& what);
 
 /// Both side by side: the same weights, the same input, in turn.
 BenchRow run_case(const BenchCase& what);
+
+/// Memory of the first run, then the median time of `repeats` more; 0: by how long they take.
+BenchSide measure(const std::function<void()>& work, at::Device device, int64_t repeats);
 
 /// Forward and gradient by the chosen kernels alone.
 BenchSide run_gradient(const BenchCase& what);

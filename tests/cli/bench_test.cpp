@@ -192,5 +192,49 @@ TEST(Bench, HelpHasExamples) {
   }
 }
 
+TEST(Bench, ConvolutionBlockOfAFlow) {
+  const nlohmann::json found = bench_json("flow-block");
+  EXPECT_EQ(found.at("shape"), (std::vector<int>{2, 4, 6, 6}));
+  for (const char* inverse : {"inverse_start", "inverse_bound"}) {
+    EXPECT_TRUE(found.at(inverse).at("converged").get<bool>());
+    EXPECT_LT(found.at(inverse).at("round_trip").get<double>(), 2e-5);
+  }
+  EXPECT_LT(found.at("inverse_start").at("constant").get<double>(), 0.5);
+  EXPECT_GT(found.at("inverse_bound").at("constant").get<double>(), 0.6);
+  EXPECT_LT(found.at("inverse_bound").at("constant").get<double>(), 0.9);
+  EXPECT_GT(found.at("train").at("ms").get<double>(), 0);
+}
+
+class BenchFlow : public FileTest {};
+
+TEST_F(BenchFlow, GrowsOneThingAtATime) {
+  const ToolResult result = run_tool(
+      {"bench", "flow", "--repeats", "1", "--device", "cpu", "--threads", "1", "--plot", (folder / "flow.png").string(), "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto rows = nlohmann::json::parse(result.out).at("rows");
+  ASSERT_EQ(rows.size(), 12U);
+  for (const char* axis : {"batch", "channels", "blocks"}) {
+    int different = 0;
+    for (const auto& row : rows) different += row.at(axis) != rows.at(2).at(axis) ? 1 : 0;  // the third is the standard size
+    EXPECT_EQ(different, 3) << axis;
+  }
+  EXPECT_EQ(read_plainly(folder / "flow.png").substr(1, 3), "PNG");
+}
+
+TEST(Bench, OptionsOfAttentionAreNotThoseOfFlows) {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"flow", "--kind", "gaussian"},
+                                               {"flow", "--shape", "2x4x6x6"},
+                                               {"flow", "--kernels", "fast"},
+                                               {"flow-block", "--guard"},
+                                               {"flow-block", "--plot", "x.png"},
+                                               {"flow-block", "--shape", "2x4x6x6", "2x4x8x8"}}) {
+    std::vector<std::string> arguments = {"bench"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_TRUE(contains(result.err, "[bench] expected")) << result.err;
+  }
+}
+
 }  // namespace
 }  // namespace invattn::test
