@@ -10,12 +10,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <nlohmann/json.hpp>
+#include <torch/nn/module.h>
 
 #include "commands.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/archive.h"
+#include "invattn/nn/detection.h"
 
 namespace invattn::tool {
 namespace {
@@ -82,7 +84,9 @@ void show_foreign(const Stored& stored, bool as_json) {
 }
 
 void show_model(const Stored& stored, bool as_json) {
-  const Bijection model = load(stored.path);
+  const auto description = ordered_json::parse(stored.metadata("model"), nullptr, /*allow_exceptions=*/false);
+  const bool detector = description.is_object() && description.contains("type") && description["type"] == "detector";
+  const std::shared_ptr<torch::nn::Module> model = detector ? load_detector(stored.path).ptr() : load(stored.path);
   const std::vector<StoredBlock> blocks = certificates_of(*model);
   std::int64_t parameters = 0;
   std::set<std::string> types;
@@ -95,7 +99,7 @@ void show_model(const Stored& stored, bool as_json) {
     ordered_json json = to_json(stored);
     json["format"] = stored.metadata("format");
     json["producer"] = stored.metadata("producer");
-    json["model"] = parse_json(model->describe(), "info");
+    json["model"] = parse_json(stored.metadata("model"), "info");
     json["parameters"] = parameters;
     json["dtypes"] = types;
     json["blocks"] = ordered_json::array();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "invattn/core/error.h"
@@ -93,7 +94,7 @@ std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& model) {
 }
 
 /// The residual blocks by name; a model that is one itself has the name "".
-std::vector<std::pair<std::string, InvertibleResidualImpl*>> blocks_of(BijectionImpl& model) {
+std::vector<std::pair<std::string, InvertibleResidualImpl*>> blocks_of(torch::nn::Module& model) {
   std::vector<std::pair<std::string, InvertibleResidualImpl*>> result;
   for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
     if (auto* block = dynamic_cast<InvertibleResidualImpl*>(item.value().get())) result.emplace_back(item.key(), block);
@@ -132,23 +133,32 @@ Bijection make_bijection(const std::string& description) { return build(parse_js
 
 void save(const std::filesystem::path& path, BijectionImpl& model) {
   model.project();
+  save_model(path, model, model.describe());
+}
+
+void save_model(const std::filesystem::path& path, torch::nn::Module& model, const std::string& description) {
   auto certificates = json::object();
-  for (const auto& [name, block] : blocks_of(model)) certificates[name] = fields_to_json(block->certificate());
+  for (const auto& [name, block] : blocks_of(model)) {
+    block->project();
+    certificates[name] = fields_to_json(block->certificate());
+  }
   write_safetensors(path, tensors_of(model),
                     {{"format", kFormat},
                      {"producer", std::string("invattn ") + kVersion},
-                     {"model", model.describe()},
+                     {"model", description},
                      {"certificates", certificates.dump()}});
 }
 
-Bijection load(const std::filesystem::path& path) {
+Bijection load(const std::filesystem::path& path) { return std::dynamic_pointer_cast<BijectionImpl>(load_model(path, make_bijection)); }
+
+std::shared_ptr<torch::nn::Module> load_model(const std::filesystem::path& path, const ModelMaker& make) {
   const auto file = read_safetensors(path);
   const auto name_of_file = path.string();
   if (const auto& format = metadata(file, name_of_file, "format"); format != kFormat) {
     fail(ErrorKind::kData, "load", name_of_file, ": expected the format ", kFormat, ", got '", format.substr(0, 40),
          "'. Read it with the release that wrote it.");
   }
-  auto model = make_bijection(metadata(file, name_of_file, "model"));
+  const std::shared_ptr<torch::nn::Module> model = make(metadata(file, name_of_file, "model"));
 
   auto targets = tensors_of(*model);
   std::set<at::ScalarType> types;
@@ -180,9 +190,9 @@ Bijection load(const std::filesystem::path& path) {
   return model;
 }
 
-std::vector<StoredBlock> certificates_of(const BijectionImpl& model) {
+std::vector<StoredBlock> certificates_of(const torch::nn::Module& model) {
   std::vector<StoredBlock> result;
-  for (const auto& [name, block] : blocks_of(const_cast<BijectionImpl&>(model))) {
+  for (const auto& [name, block] : blocks_of(const_cast<torch::nn::Module&>(model))) {
     const auto present = block->certificate();
     const bool lapsed = block->measured().basis != Basis::kNothing && block->measured().weights != present.weights;
     result.push_back({name, lapsed ? block->measured() : present, !lapsed});

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +26,11 @@ void save(const std::filesystem::path& path, BijectionImpl& model);
 /// missing, unexpected, wrongly shaped or non-finite tensors are errors.
 Bijection load(const std::filesystem::path& path);
 
+/// The same for networks that are no bijections but may hold some: `description` is what `make` builds such a network from.
+using ModelMaker = std::function<std::shared_ptr<torch::nn::Module>(const std::string& description)>;
+void save_model(const std::filesystem::path& path, torch::nn::Module& model, const std::string& description);
+std::shared_ptr<torch::nn::Module> load_model(const std::filesystem::path& path, const ModelMaker& make);
+
 /// What a stored model is, without building it twice: for `invattn info`.
 struct StoredBlock {
   std::string name;         ///< of the residual block in the model, "" for the model itself
@@ -31,6 +39,6 @@ struct StoredBlock {
 };
 
 /// The residual blocks of a model with their certificates, in the order in which they run.
-std::vector<StoredBlock> certificates_of(const BijectionImpl& model);
+std::vector<StoredBlock> certificates_of(const torch::nn::Module& model);
 
 }  // namespace invattn

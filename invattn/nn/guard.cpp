@@ -8,25 +8,10 @@
 #include <cmath>
 
 #include "invattn/core/error.h"
+#include "invattn/nn/evaluating.h"
 #include "invattn/ops/full_precision.h"
 
 namespace invattn {
-namespace {
-
-/// Puts a network into evaluation mode for a while.
-class Evaluating {
- public:
-  explicit Evaluating(torch::nn::Module& network) : network_(network), was_training_(network.is_training()) { network_.eval(); }
-  ~Evaluating() { network_.train(was_training_); }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
-
- private:
-  torch::nn::Module& network_;
-  bool was_training_;
-};
-
-}  // namespace
 
 void GuardOptions::validate() const {
   require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
