@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,24 +8,22 @@
 #include <iomanip>
 #include <iostream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "invattn/core/error.h"
+#include "invattn/data/mask_pairs.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/image_file.h"
-#include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
 #include "invattn/metrics/segmentation.h"
 #include "invattn/train/progress.h"
@@ -49,13 +45,6 @@ struct Arguments {
   bool as_json = false;
 };
 
-/// A prediction and its truth.
-struct MapPair {
-  std::string name;  // of both files, without the ending
-  path prediction;
-  path truth;
-};
-
 /// What became of it.
 struct Outcome {
   SegmentationScores scores;
@@ -64,75 +53,11 @@ struct Outcome {
   std::string problem;  // empty: none
 };
 
-bool is_map(const path& file) {
-  std::string ending = file.extension().string();
-  std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
-}
-
-/// The maps of a folder by their names without the ending.
-std::map<std::string, std::vector<path>> maps_in(const path& folder) {
-  std::map<std::string, std::vector<path>> maps;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(folder, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    if (is_map(entry->path())) maps[entry->path().stem().string()].push_back(entry->path());
-  }
-  if (error) {
-    fail(ErrorKind::kData, kOrigin, "expected a folder of maps at ", folder.string(), ", got '", errno_text(error.value()),
-         "'. Check the path and its permissions.");
-  }
-  for (auto& [name, files] : maps) std::sort(files.begin(), files.end());
-  return maps;
-}
-
-std::string join(const std::vector<path>& files) {
-  std::string text;
-  for (const path& file : files) text += (text.empty() ? "" : " and ") + printable(file.filename().string(), 200);
-  return text;
-}
-
-/// The pairs of the two folders; what has no partner, or more than one, becomes a line of `problems`.
-std::vector<MapPair> find_pairs(const Arguments& arguments, std::vector<std::string>& problems) {
-  const auto predictions = maps_in(arguments.predictions);
-  const auto truths = maps_in(arguments.truth);
-  if (predictions.empty() && truths.empty()) {
-    fail(ErrorKind::kData, kOrigin, "expected PNG or JPEG files in ", arguments.predictions.string(), " and ", arguments.truth.string(),
-         ", got none in either. Check the folders.");
-  }
-  std::vector<MapPair> pairs;
-  for (const auto& [name, files] : predictions) {
-    const auto found = truths.find(name);
-    if (found == truths.end()) {
-      problems.push_back(join(files) + ": no truth of that name");
-    } else if (files.size() > 1 || found->second.size() > 1) {
-      problems.push_back(join(files.size() > 1 ? files : found->second) + ": several " + (files.size() > 1 ? "predictions" : "truths") +
-                         " of one name");
-    } else {
-      pairs.push_back({.name = name, .prediction = files.front(), .truth = found->second.front()});
-    }
-  }
-  for (const auto& [name, files] : truths) {
-    if (!predictions.contains(name)) problems.push_back(join(files) + ": no prediction of that name");
-  }
-  return pairs;
-}
-
-/// (H, W) uint8: the grey levels of an image file; of a coloured one its luma.
-at::Tensor read_map(const path& file) {
-  const at::Tensor image = read_image(file);  // (3, H, W)
-  const int64_t size = image[0].numel();
-  const auto* red = image.const_data_ptr<uint8_t>();
-  if (std::equal(red, red + size, red + size) && std::equal(red, red + size, red + 2 * size)) return image[0];
-  const at::Tensor levels = image.to(at::kDouble);
-  return (0.299 * levels[0] + 0.587 * levels[1] + 0.114 * levels[2]).round_().to(at::kByte);
-}
-
-Outcome measure(const MapPair& pair) {
+Outcome measure(const FilePair& pair) {
   Outcome outcome;
   try {
-    const at::Tensor prediction = read_map(pair.prediction);
-    const at::Tensor truth = read_map(pair.truth);
+    const at::Tensor prediction = read_grey_image(pair.first);
+    const at::Tensor truth = read_grey_image(pair.second);
     outcome.resized = prediction.sizes() != truth.sizes();
     const auto start = Progress::Clock::now();
     outcome.scores = segmentation_scores(prediction, truth);
@@ -144,7 +69,7 @@ Outcome measure(const MapPair& pair) {
 }
 
 /// Every pair, by several threads: each takes the next one when it is done with one.
-std::vector<Outcome> measure_all(const std::vector<MapPair>& pairs, int64_t threads, Progress& progress) {
+std::vector<Outcome> measure_all(const std::vector<FilePair>& pairs, int64_t threads, Progress& progress) {
   std::vector<Outcome> outcomes(pairs.size());
   std::atomic<std::size_t> next = 0;
   const auto work = [&](const auto& after) {
@@ -161,13 +86,6 @@ std::vector<Outcome> measure_all(const std::vector<MapPair>& pairs, int64_t thre
   });
   for (std::future<void>& other : others) other.get();
   return outcomes;
-}
-
-[[noreturn]] void fail_listing(const std::vector<std::string>& problems) {
-  std::string list;
-  for (const std::string& problem : problems) list += "\n  " + problem;
-  fail(ErrorKind::kData, kOrigin, "expected a readable prediction for every truth and the other way round, got ", problems.size(),
-       problems.size() == 1 ? " problem:" : " problems:", list, "\nAdd, replace or remove these files.");
 }
 
 // --- output ------------------------------------------------------------------------------------------------------------------------
@@ -195,7 +113,7 @@ void write_curves(const path& file, const SegmentationScores& scores) {
   write_file_atomically(file, text.str(), kOrigin);
 }
 
-void write_per_image(const path& file, const std::vector<MapPair>& pairs, const std::vector<SegmentationScores>& scores) {
+void write_per_image(const path& file, const std::vector<FilePair>& pairs, const std::vector<SegmentationScores>& scores) {
   std::ostringstream text = csv_file("name,mae,s_measure,weighted_f,f_adaptive,f_mean,f_max,e_adaptive,e_mean,e_max");
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const SegmentationScores& s = scores[i];
@@ -230,7 +148,7 @@ void metrics(const Arguments& arguments) {
   at::set_num_threads(1);  // ours are enough: each works on maps of its own
   const auto start = Progress::Clock::now();
   std::vector<std::string> problems;
-  const std::vector<MapPair> pairs = find_pairs(arguments, problems);
+  const auto pairs = pair_files(arguments.predictions, arguments.truth, "prediction", "truth", kOrigin, problems);
   Progress progress;
   std::vector<SegmentationScores> scores;
   int64_t resized = 0;
@@ -241,7 +159,7 @@ void metrics(const Arguments& arguments) {
     measuring += outcome.seconds;
     scores.push_back(outcome.scores);
   }
-  if (!problems.empty()) fail_listing(problems);
+  fail_unless_empty(problems, kOrigin, "a readable prediction for every truth and the other way round");
   const double seconds = seconds_since(start);
 
   const SegmentationScores mean = mean_scores(scores);

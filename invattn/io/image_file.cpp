@@ -69,18 +69,18 @@ class PngDecoder {
 
   Size size() const { return {png_get_image_height(png_, info_), png_get_image_width(png_, info_)}; }
 
-  /// Everything to 8 bits of red, green, blue and, where there is any transparency, alpha.
+  /// Everything to 8 bits of grey or of red, green, blue and, where there is any transparency, alpha.
   bool set_conversions() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
     png_set_expand(png_);
     png_set_scale_16(png_);
-    png_set_gray_to_rgb(png_);
     png_set_interlace_handling(png_);
     png_read_update_info(png_, info_);
     return message_[0] == '\0';
   }
 
   std::int64_t channels() const { return png_get_channels(png_, info_); }
+  bool has_alpha() const { return (png_get_color_type(png_, info_) & PNG_COLOR_MASK_ALPHA) != 0; }
 
   bool read_pixels(std::vector<png_bytep>& rows) {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
@@ -138,10 +138,11 @@ class JpegDecoder {
 
   Size size() const { return {jpeg_.image_height, jpeg_.image_width}; }
   J_COLOR_SPACE colours() const { return jpeg_.jpeg_color_space; }
+  std::int64_t channels() const { return colours() == JCS_GRAYSCALE ? 1 : 3; }
 
   bool read_pixels(std::span<JSAMPROW> rows) {
     if (setjmp(jump_) != 0) return false;
-    jpeg_.out_color_space = JCS_RGB;
+    jpeg_.out_color_space = colours() == JCS_GRAYSCALE ? JCS_GRAYSCALE : JCS_RGB;
     jpeg_start_decompress(&jpeg_);
     while (jpeg_.output_scanline < jpeg_.output_height) {
       jpeg_read_scanlines(&jpeg_, &rows[jpeg_.output_scanline], jpeg_.output_height - jpeg_.output_scanline);
@@ -195,13 +196,14 @@ at::Tensor decode_png(const std::string& path, std::span<const std::byte> file) 
   const Size size = decoder.size();
   check_size(path, size);
   if (!decoder.set_conversions()) fail_damaged(path, "PNG file", decoder.problem());
-  const at::Tensor pixels = at::empty({size.height, size.width, decoder.channels()}, at::kByte);
+  at::Tensor pixels = at::empty({size.height, size.width, decoder.channels()}, at::kByte);
   std::vector<png_bytep> rows = rows_of<png_byte>(pixels);
   if (!decoder.read_pixels(rows)) fail_damaged(path, "PNG file", decoder.problem());
-  if (pixels.size(2) == 4 && !pixels.select(2, 3).eq(255).all().item<bool>()) {
+  if (!decoder.has_alpha()) return pixels;
+  if (!pixels.select(2, pixels.size(2) - 1).eq(255).all().item<bool>()) {
     fail(ErrorKind::kData, kOrigin, path, ": expected an opaque image, got transparent pixels. Flatten it onto a background first.");
   }
-  return pixels.narrow(2, 0, 3);
+  return pixels.narrow(2, 0, pixels.size(2) - 1);
 }
 
 at::Tensor decode_jpeg(const std::string& path, std::span<const std::byte> file) {
@@ -214,7 +216,7 @@ at::Tensor decode_jpeg(const std::string& path, std::span<const std::byte> file)
     fail(ErrorKind::kData, kOrigin, path, ": expected a JPEG file in grey, RGB or YCbCr, got ",
          colours == JCS_CMYK || colours == JCS_YCCK ? "CMYK" : "colours of another kind", ". Convert it to RGB first.");
   }
-  at::Tensor pixels = at::empty({size.height, size.width, 3}, at::kByte);
+  at::Tensor pixels = at::empty({size.height, size.width, decoder.channels()}, at::kByte);
   std::vector<JSAMPROW> rows = rows_of<JSAMPLE>(pixels);
   if (!decoder.read_pixels(rows)) fail_damaged(path, "JPEG file", decoder.problem());
   return pixels;
@@ -250,23 +252,28 @@ bool starts_with(std::span<const std::byte> content, std::span<const unsigned ch
   return content.size() >= signature.size() && std::memcmp(content.data(), signature.data(), signature.size()) == 0;
 }
 
-}  // namespace
-
-at::Tensor read_image(const std::filesystem::path& path) {
+/// (H, W, 3), of grey images (H, W, 1).
+at::Tensor decode(const std::filesystem::path& path) {
   constexpr std::array<unsigned char, 8> kPng{0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
   constexpr std::array<unsigned char, 3> kJpeg{0xFF, 0xD8, 0xFF};
   const std::string name = path.string();
   const std::vector<std::byte> content = read_whole(name);
-  at::Tensor pixels;  // (H, W, 3)
-  if (starts_with(content, kPng)) {
-    pixels = decode_png(name, content);
-  } else if (starts_with(content, kJpeg)) {
-    pixels = decode_jpeg(name, content);
-  } else {
-    fail(ErrorKind::kData, kOrigin, name, ": expected a JPEG or PNG file, got ",
-         content.empty() ? "an empty one" : "one that begins like neither", ". Fetch it again or convert it.");
-  }
-  return pixels.permute({2, 0, 1}).contiguous();
+  if (starts_with(content, kPng)) return decode_png(name, content);
+  if (starts_with(content, kJpeg)) return decode_jpeg(name, content);
+  fail(ErrorKind::kData, kOrigin, name, ": expected a JPEG or PNG file, got ",
+       content.empty() ? "an empty one" : "one that begins like neither", ". Fetch it again or convert it.");
+}
+
+}  // namespace
+
+at::Tensor read_image(const std::filesystem::path& path) { return decode(path).permute({2, 0, 1}).expand({3, -1, -1}).contiguous(); }
+
+at::Tensor read_grey_image(const std::filesystem::path& path) {
+  const at::Tensor pixels = decode(path);
+  if (pixels.size(2) == 1) return pixels.squeeze(2).contiguous();
+  // 0.299, 0.587 and 0.114 in 1 / 2^14; they sum to 1, so that what is grey stays as it is.
+  const at::Tensor weights = at::tensor({4899, 9617, 1868}, at::kInt);
+  return pixels.to(at::kInt).mul_(weights).sum(2, false, at::kInt).add_(1 << 13).bitwise_right_shift_(14).to(at::kByte);
 }
 
 std::string encode_png(const at::Tensor& image) {

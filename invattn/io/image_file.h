@@ -14,6 +14,9 @@ namespace invattn {
 /// before memory is allocated).
 at::Tensor read_image(const std::filesystem::path& path);
 
+/// (H, W) uint8: the same in grey. Of a coloured image its luma, 0.299 red + 0.587 green + 0.114 blue, rounded.
+at::Tensor read_grey_image(const std::filesystem::path& path);
+
 /// The bytes of a PNG file: colour of (3, H, W), grey of (1, H, W) or (H, W); uint8 on any device. The same image gives the same bytes.
 std::string encode_png(const at::Tensor& image);
 

@@ -175,9 +175,9 @@ TEST_F(Metrics, FoldersThatAreNone) {
   std::filesystem::remove(folder / "maps" / "a.png");
   expect_contains(data_error(), "a.png: no prediction of that name");
   std::filesystem::remove(folder / "maps");
-  expect_contains(data_error(), "expected a folder of maps at maps, got 'No such file or directory'");
+  expect_contains(data_error(), "expected a folder of images at maps, got 'No such file or directory'");
   write_plainly(folder / "maps", "");
-  expect_contains(data_error(), "expected a folder of maps at maps, got 'Not a directory'");
+  expect_contains(data_error(), "expected a folder of images at maps, got 'Not a directory'");
 }
 
 TEST_F(Metrics, AFileThatCannotBeWritten) {

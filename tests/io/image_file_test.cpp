@@ -264,6 +264,28 @@ TEST_F(ImageFile, JpegOfEveryKind) {
   EXPECT_EQ(read(made_jpeg(made_image(1, 1))).sizes(), (at::IntArrayRef{3, 1, 1}));
 }
 
+TEST_F(ImageFile, InGrey) {
+  const auto grey_of = [this](std::string_view content) {
+    write_plainly(path, content);
+    return read_grey_image(path);
+  };
+  const at::Tensor image = made_image(21, 18);
+  write_png(path, image);
+  const at::Tensor luma = 0.299 * image[0].to(at::kDouble) + 0.587 * image[1].to(at::kDouble) + 0.114 * image[2].to(at::kDouble);
+  EXPECT_LE((read_grey_image(path).to(at::kDouble) - luma).abs().max().item<double>(), 0.51);
+  const at::Tensor all = at::arange(256, at::kLong).to(at::kByte).view({16, 16});
+  write_png(path, all);
+  EXPECT_TRUE(at::equal(read_grey_image(path), all));
+  EXPECT_TRUE(at::equal(read_image(path), all.expand({3, 16, 16})));
+  write_png(path, all.expand({3, 16, 16}));
+  EXPECT_TRUE(at::equal(read_grey_image(path), all));
+  EXPECT_TRUE(at::equal(grey_of(made_png(1, 2, {7, 255, 9, 255}, {.colour_type = PNG_COLOR_TYPE_GRAY_ALPHA})), bytes({7, 9}, {1, 2})));
+  const at::Tensor jpeg = grey_of(made_jpeg(image.narrow(0, 2, 1), {.input = JCS_GRAYSCALE, .components = 1, .subsampled = false}));
+  EXPECT_EQ(jpeg.sizes(), (at::IntArrayRef{21, 18}));
+  EXPECT_LE(largest_difference(jpeg, image[2]), 4);
+  expect_contains(error_of([&] { grey_of("no image"); }), "expected a JPEG or PNG file");
+}
+
 TEST_F(ImageFile, CmykIsRefused) {
   const at::Tensor image = at::cat({made_image(8, 8), made_image(8, 8).narrow(0, 0, 1)});
   for (const J_COLOR_SPACE colours : {JCS_CMYK, JCS_YCCK}) {
