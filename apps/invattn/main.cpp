@@ -93,6 +93,7 @@ int main(int argc, char** argv) {
     tool.footer("Examples:\n");
     invattn::tool::add_reconstruct(tool);
     invattn::tool::add_density(tool);
+    invattn::tool::add_detect(tool);
     invattn::tool::add_report(tool);
     invattn::tool::add_metrics(tool);
     invattn::tool::add_info(tool);

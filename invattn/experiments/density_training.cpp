@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Allocator.h>
@@ -7,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -27,10 +25,10 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/archive.h"
-#include "invattn/ops/full_precision.h"
 #include "invattn/report/report.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
+#include "invattn/train/fast_convolutions.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "invattn/train/trace.h"
@@ -47,21 +45,6 @@ constexpr int kBackOffs = 3;        // times that a training that went astray st
 constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
 constexpr int64_t kPlanePixels = 200;
 constexpr int64_t kTracedStep = 5;  // of a process: everything is loaded and tried by then
-
-/// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
-class FastConvolutions {
- public:
-  explicit FastConvolutions(bool tf32) : precision_(!tf32), tries_(at::globalContext().benchmarkCuDNN()) {
-    at::globalContext().setBenchmarkCuDNN(true);
-  }
-  ~FastConvolutions() { at::globalContext().setBenchmarkCuDNN(tries_); }
-  FastConvolutions(const FastConvolutions&) = delete;
-  FastConvolutions& operator=(const FastConvolutions&) = delete;
-
- private:
-  FullPrecision precision_;
-  bool tries_;
-};
 
 /// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient, largest local constant.
 enum Figure { kBits, kPenalty, kGradientNorm, kLargest, kFigures };
@@ -84,7 +67,7 @@ class Training {
     numbers_ = at::zeros({options.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (std::filesystem::exists(checkpoint_path())) restore();
-    trim_metrics();
+    trim_metrics(folder_, step_, kOrigin);
   }
 
   DensityOutcome run() {
@@ -269,26 +252,7 @@ class Training {
     return true;
   }
 
-  void append(const ordered_json& line) const {
-    std::ofstream out(folder_ / "metrics.jsonl", std::ios::app);
-    out << line << std::endl;
-    if (!out) {
-      fail(ErrorKind::kData, kOrigin, "expected to write '", (folder_ / "metrics.jsonl").string(),
-           "', which failed. Make room on the disk, then --resume.");
-    }
-  }
-
-  /// Lines that a resumed training will write again are left out.
-  void trim_metrics() const {
-    std::ifstream in(folder_ / "metrics.jsonl");
-    std::string kept;
-    for (std::string line; std::getline(in, line);) {
-      const json entry = json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && entry["step"].get<int64_t>() <= step_)
-        kept += line + "\n";
-    }
-    write_file_atomically(folder_ / "metrics.jsonl", kept, kOrigin);
-  }
+  void append(const ordered_json& line) const { append_metrics(folder_, line.dump(), kOrigin); }
 
   /// The held-out images and some samples, by the averaged weights where there are such.
   void look() {
@@ -372,7 +336,7 @@ class Training {
     restore();
     caution_ = caution;
     back_offs_ = times;
-    trim_metrics();
+    trim_metrics(folder_, step_, kOrigin);
     progress_.keep("The loss was not a number at step " + std::to_string(astray) + ": back to step " + std::to_string(step_) +
                    ", with half the learning rate.");
   }

@@ -4,11 +4,14 @@
 
 #include <array>
 #include <ctime>
+#include <fstream>
 #include <system_error>
+
 #include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
 #include "invattn/core/version.h"
+#include "invattn/io/atomic_file.h"
 
 namespace invattn {
 
@@ -41,6 +44,26 @@ bool open_run_folder(const RunSettings& settings, std::string_view origin) {
   require(holds_one || !settings.resume, origin, "expected a run to resume in '", settings.folder.string(),
           "', got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
   return holds_one;
+}
+
+void append_metrics(const std::filesystem::path& folder, const std::string& line, std::string_view origin) {
+  std::ofstream out(folder / "metrics.jsonl", std::ios::app);
+  out << line << std::endl;
+  if (!out) {
+    fail(ErrorKind::kData, origin, "expected to write '", (folder / "metrics.jsonl").string(),
+         "', which failed. Make room on the disk, then --resume.");
+  }
+}
+
+void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string_view origin) {
+  std::ifstream in(folder / "metrics.jsonl");
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && entry["step"].get<int64_t>() <= step)
+      kept += line + "\n";
+  }
+  write_file_atomically(folder / "metrics.jsonl", kept, origin);
 }
 
 }  // namespace invattn

@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -24,5 +25,11 @@ std::string made_with(const RunSettings& settings);
 
 /// Makes the folder of a run. True where it holds a run already, which is an error unless it is to be resumed; so is the opposite.
 bool open_run_folder(const RunSettings& settings, std::string_view origin);
+
+/// Adds a line, a JSON object with its "step", to metrics.jsonl of the folder.
+void append_metrics(const std::filesystem::path& folder, const std::string& line, std::string_view origin);
+
+/// Leaves out the lines of steps after `step`, which a resumed training will write again, and what is not a line.
+void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string_view origin);
 
 }  // namespace invattn

@@ -1,0 +1,309 @@
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <embedded_configs.h>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/names.h"
+#include "invattn/data/mask_pairs.h"
+#include "invattn/experiments/detection.h"
+#include "invattn/experiments/detection_data.h"
+#include "invattn/io/image_file.h"
+#include "invattn/nn/detection.h"
+#include "invattn/ops/full_precision.h"
+#include "invattn/ops/kernels.h"
+#include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
+#include "machine.h"
+
+namespace invattn::tool {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kDataHelp = "synthetic, camo:PATH (train/ and test/ below it) or a folder; each with image/ and mask/";
+
+/// Of every subcommand.
+struct CommonArguments {
+  std::string device = "auto";
+  std::string kernels = "auto";
+  int64_t threads = 0;
+  bool json = false;
+
+  void add_to(CLI::App& command) {
+    command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
+    command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
+    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+    command.add_flag("--json", json, "Print the results as JSON");
+  }
+
+  at::Device apply() const {
+    if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+    use_kernels(parse_name<Kernels>(kernels, "detect"));
+    return device_named(device, "detect");
+  }
+};
+
+void print(const DetectionScore& score) {
+  const SegmentationScores& s = score.scores;
+  std::cout << "S-measure " << number_text("%.4f", s.s_measure) << ", mean F " << number_text("%.4f", s.mean_f()) << ", mean E "
+            << number_text("%.4f", s.mean_e()) << ", MAE " << number_text("%.4f", s.mae) << ", weighted F "
+            << number_text("%.4f", s.weighted_f) << " (" << score.images << " images)\n";
+}
+
+void print(const std::vector<BlockInverse>& inverses) {
+  for (const BlockInverse& inverse : inverses) std::cout << "inverse    " << inverse.text() << "\n";
+}
+
+DetectionObserver observer_of(Progress& progress) {
+  return [&progress](double fraction, const std::string& doing) { progress.show(doing + number_text(" %.0f %%", 100 * fraction)); };
+}
+
+// ---- train
+
+struct TrainArguments : CommonArguments {
+  std::string config;
+  std::string data;
+  std::string variant;
+  std::vector<std::string> assignments;
+  std::filesystem::path out;
+  std::filesystem::path weights;
+  double minutes = 0;
+  bool resume = false;
+  bool print_config = false;
+  bool keys = false;
+
+  bool embedded() const { return config.empty() && !resume && (data.empty() || data == "synthetic"); }
+};
+
+DetectionOptions resolve(const TrainArguments& arguments) {
+  DetectionOptions options;
+  if (arguments.resume) {
+    read_toml_file(options, arguments.out / "config.toml");
+  } else if (!arguments.config.empty()) {
+    read_toml_file(options, arguments.config);
+  } else if (arguments.embedded()) {
+    read_toml(options, kDetectionDemoConfig, "the embedded demo.toml");
+  }
+  if (!arguments.data.empty()) options.data = arguments.data;
+  if (!arguments.variant.empty()) options.network.variant = parse_name<DetectorVariant>(arguments.variant, "detect");
+  set_fields(options, arguments.assignments);
+  return options;
+}
+
+void train(TrainArguments arguments) {
+  if (arguments.keys) {
+    std::cout << field_reference<DetectionOptions>();
+    return;
+  }
+  require(!arguments.resume || !arguments.out.empty(), "detect", "expected the folder of the run to resume, got none. Name it by --out.");
+  require(!arguments.resume || arguments.weights.empty(), "detect",
+          "expected no --weights with --resume, got one. A run that is resumed has its weights.");
+  const DetectionOptions options = resolve(arguments);
+  if (arguments.print_config) {
+    std::cout << write_toml(options);
+    return;
+  }
+  const at::Device device = arguments.apply();
+  if (arguments.out.empty()) arguments.out = fresh_run_folder("detect");
+  const std::string again = "invattn detect train --resume --out " + arguments.out.string();
+  try {
+    const DetectionOutcome outcome =
+        train_detection(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
+                                  .time_limit = 60 * arguments.minutes,
+                                  .weights = arguments.weights});
+    if (!outcome.finished) {
+      std::cout << "Stopped by --time-limit after epoch " << outcome.epoch << " of " << options.epochs
+                << "; everything is saved. Continue with: " << again << std::endl;
+      return;
+    }
+    if (arguments.json) {
+      std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
+    } else {
+      if (outcome.test.images > 0) print(outcome.test);
+      for (const std::string& promise : outcome.promises) std::cout << "attention  " << promise << "\n";
+      print(outcome.inverses);
+      std::cout << "Model: " << outcome.model.string() << std::endl;
+    }
+    require_inverted(outcome.inverses);
+  } catch (const Interrupted&) {
+    std::cerr << "\nStopped; everything is saved. Continue with: " << again << std::endl;
+    throw CLI::RuntimeError(kInterrupted);
+  }
+}
+
+// ---- what is done with a trained detector
+
+struct ModelArguments : CommonArguments {
+  std::filesystem::path model;
+  std::string data = "synthetic";
+  std::filesystem::path input;
+  std::filesystem::path out;
+  std::filesystem::path maps;
+  int64_t images = 0;
+  int64_t seed = 0;
+  bool invert = false;
+  DetectionEvaluation evaluation{};
+
+  void add_model(CLI::App& command) {
+    command.add_option("model", model, "model.safetensors of a run, or the folder of the run")->required();
+    command.add_option("--batch", evaluation.batch, "Images at a time")->check(CLI::PositiveNumber)->capture_default_str();
+    command.add_flag("--invert-check", invert,
+                     "Undo each invertible attention block on its features, in float32; exit code 3 where one fails");
+    command.add_option("--tolerance", evaluation.tolerance, "Of that inverse")->check(CLI::PositiveNumber)->capture_default_str();
+    add_to(command);
+  }
+};
+
+Detector load_model(const ModelArguments& arguments, at::Device device) {
+  const auto path = std::filesystem::is_directory(arguments.model) ? arguments.model / "model.safetensors" : arguments.model;
+  Detector detector = load_detector(path);
+  detector->to(device);
+  require(!arguments.invert || is_invertible(detector->options().variant), "detect",
+          "expected a variant with invertible attention for --invert-check, got ", detector->options().variant, ".");
+  return detector;
+}
+
+void evaluate(const ModelArguments& arguments) {
+  Detector detector = load_model(arguments, arguments.apply());
+  const MaskPairs pairs =
+      load_detection_test(arguments.data, arguments.images, detector->options().size, /*antialias=*/true, arguments.seed);
+  Progress progress;
+  if (!arguments.maps.empty()) make_folder(arguments.maps, "detect eval");
+  const DetectionScore score = score_detection(*detector, pairs, arguments.evaluation, arguments.maps, observer_of(progress));
+  std::vector<BlockInverse> inverses;
+  if (arguments.invert) inverses = check_inverses(*detector, pairs.images, arguments.evaluation, observer_of(progress));
+  if (arguments.json) {
+    auto json = ordered_json::parse(to_json(score));
+    json["seconds"] = score.seconds;
+    if (arguments.invert) json["inverses"] = ordered_json::parse(to_json(inverses));
+    std::cout << json.dump(1) << std::endl;
+  } else {
+    print(score);
+    print(inverses);
+  }
+  require_inverted(inverses);
+}
+
+/// The image with what was found in red.
+at::Tensor overlay_of(const at::Tensor& image, const at::Tensor& map) {
+  const at::Tensor strength = 0.6 * map.to(at::kFloat).unsqueeze(0) / 255;
+  const at::Tensor red = at::tensor({255.0F, 40.0F, 40.0F}).view({3, 1, 1});
+  return ((1 - strength) * image.to(at::kFloat) + strength * red).round().to(at::kByte);
+}
+
+void predict(const ModelArguments& arguments) {
+  const at::NoGradGuard no_grad;
+  const FullPrecision precise;
+  std::vector<std::filesystem::path> files = {arguments.input};
+  if (std::filesystem::is_directory(arguments.input)) {
+    files = image_files_in(arguments.input, "detect predict");
+    if (files.empty()) {
+      fail(ErrorKind::kData, "detect predict", "expected PNG or JPEG files in ", arguments.input.string(), ", got none. Check the folder.");
+    }
+  }
+  const at::Device device = arguments.apply();
+  Detector detector = load_model(arguments, device);
+  const int64_t size = detector->options().size;
+  std::vector<at::Tensor> images;  // all of them, before anything is written
+  std::vector<std::string> problems;
+  for (const auto& file : files) {
+    try {
+      images.push_back(read_image(file));
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
+    }
+  }
+  fail_unless_empty(problems, "detect predict", "images that can be read");
+  make_folder(arguments.out, "detect predict");
+  Progress progress;
+  std::vector<at::Tensor> inputs;
+  auto list = ordered_json::array();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const at::Tensor& image = images[i];
+    inputs.push_back(resized(image, size, size, /*antialias=*/true));
+    const at::Tensor logits = detector->forward(inputs.back().unsqueeze(0).to(device).to(at::kFloat)).cpu();
+    const at::Tensor map = map_of(logits[0], image.size(1), image.size(2));
+    const auto path = arguments.out / files[i].stem();
+    write_png(path.string() + ".png", map);
+    write_png(path.string() + "_overlay.png", overlay_of(image, map));
+    list.push_back({{"image", files[i].string()},
+                    {"map", path.string() + ".png"},
+                    {"overlay", path.string() + "_overlay.png"},
+                    {"object", map.gt(127).to(at::kDouble).mean().item<double>()}});
+    progress.show(std::to_string(i + 1) + " of " + std::to_string(files.size()) + " images");
+  }
+  std::vector<BlockInverse> inverses;
+  if (arguments.invert) inverses = check_inverses(*detector, at::stack(inputs), arguments.evaluation, observer_of(progress));
+  if (arguments.json) {
+    std::cout << ordered_json{{"images", list}, {"inverses", ordered_json::parse(to_json(inverses))}}.dump(1) << std::endl;
+  } else {
+    for (const auto& entry : list) {
+      std::cout << entry["map"].get<std::string>() << ": " << number_text("%.1f", 100 * entry["object"].get<double>())
+                << " % of the image is object\n";
+    }
+    print(inverses);
+  }
+  require_inverted(inverses);
+}
+
+void add_train(CLI::App& detect) {
+  CLI::App* command = detect.add_subcommand("train", "Train a detector; write a run folder");
+  auto arguments = std::make_shared<TrainArguments>();
+  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
+  command->add_option("--data", arguments->data, kDataHelp);
+  command->add_option("--variant", arguments->variant,
+                      "base, gaussian, embedded-gaussian, dot-product, concatenation, or one of these kinds behind `invertible-`");
+  command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
+  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example epochs=10")->take_all();
+  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
+  command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
+  command->add_flag("--resume", arguments->resume, "Go on with the run in --out (with --set, for example epochs=…)");
+  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
+  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
+  arguments->add_to(*command);
+  command->callback([arguments] { train(*arguments); });
+}
+
+}  // namespace
+
+void add_detect(CLI::App& tool) {
+  CLI::App* detect = add_command(tool, "detect", "Camouflaged objects: train a network with or without attention, judge it, use it",
+                                 {{"invattn detect train", "made camouflage, under three minutes"},
+                                  {"invattn detect train --config configs/detection/camo.toml --data camo:DIR --weights FILE", ""},
+                                  {"invattn detect eval RUN --invert-check", "the field's measures; attention undone"},
+                                  {"invattn detect predict RUN IMAGE --out DIR", "a map of the object, and an overlay"}});
+  detect->require_subcommand(1);
+  add_train(*detect);
+
+  auto eval = std::make_shared<ModelArguments>();
+  CLI::App* command = detect->add_subcommand("eval", "The field's measures on test data");
+  eval->add_model(*command);
+  command->add_option("--data", eval->data, kDataHelp)->capture_default_str();
+  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::PositiveNumber);
+  command->add_option("--seed", eval->seed, "Of made images")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--maps", eval->maps, "Write the maps into this folder, for `invattn metrics`");
+  command->callback([eval] { evaluate(*eval); });
+
+  auto use = std::make_shared<ModelArguments>();
+  command = detect->add_subcommand("predict", "Maps and overlays of an image, or of every image of a folder");
+  use->add_model(*command);
+  command->add_option("image", use->input, "PNG or JPEG file, or a folder of such")->required();
+  use->out = "maps";
+  command->add_option("--out", use->out, "Folder to write into")->capture_default_str();
+  command->callback([use] { predict(*use); });
+}
+
+}  // namespace invattn::tool

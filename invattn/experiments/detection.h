@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "invattn/data/mask_pairs.h"
+#include "invattn/experiments/detection_options.h"
+#include "invattn/experiments/run_folder.h"
+#include "invattn/metrics/segmentation.h"
+
+namespace invattn {
+
+/// What is being done, and how much of it is done.
+using DetectionObserver = std::function<void(double fraction, const std::string& doing)>;
+
+struct DetectionScore {
+  SegmentationScores scores{};
+  int64_t images = 0;
+  double seconds = 0;
+};
+
+/// As a JSON object, with the curves but without the seconds.
+std::string to_json(const DetectionScore& score);
+
+/// Grey levels (H, W) uint8 of the probabilities of an object, of one image's output (1, h, w): bilinear to the size wanted, then the
+/// sigmoid.
+at::Tensor map_of(const at::Tensor& logits, int64_t height, int64_t width);
+
+/// The field's measures of the maps of all images, each against its mask at the mask's own size; in evaluation mode and float32. With a
+/// folder the maps are written there as PNG files under the images' names.
+DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, const DetectionEvaluation& options,
+                               const std::filesystem::path& maps = {}, const DetectionObserver& observer = {});
+
+/// How the invertible attention of one level was undone on the features that it meets.
+struct BlockInverse {
+  int64_t level = 0;      ///< 1 is the finest
+  int64_t positions = 0;  ///< of an image
+  int64_t images = 0;
+  int64_t failures = 0;    ///< images whose inverse did not converge
+  double residual = 0;     ///< largest, as the solvers define it
+  double error = 0;        ///< largest |x - inverse(forward(x))|
+  double constant = 0;     ///< largest local Lipschitz constant of the branch
+  int64_t iterations = 0;  ///< at most
+
+  std::string text() const;
+};
+
+std::string to_json(const std::vector<BlockInverse>& inverses);
+
+/// Runs the network over images (N, 3, H, W) uint8 and undoes each invertible block there, in float32. A usage error where it has none.
+std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tensor& images, const DetectionEvaluation& options,
+                                         const DetectionObserver& observer = {});
+
+/// Throws Error(kNotConverged) where an image did not come back.
+void require_inverted(const std::vector<BlockInverse>& inverses);
+
+struct DetectionRun {
+  RunSettings run{};
+  double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
+  std::filesystem::path weights{};  ///< of the backbone, under torchvision's names; empty: it starts from nothing
+};
+
+struct DetectionOutcome {
+  bool finished = false;  ///< false: the time limit came first
+  int64_t epoch = 0;
+  DetectionScore test{};  ///< of the test split, or where the data have none of the images held out; no images: of neither
+  std::vector<BlockInverse> inverses{};
+  std::vector<std::string> promises{};  ///< the certificates of its attention blocks
+  std::filesystem::path model{};
+};
+
+/// Trains a detector and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, and at the end
+/// model.safetensors, maps/ of the test images and results.json. Ctrl-C stops between two steps, with everything saved, by the exception
+/// Interrupted. A loss that is not a number is an Error(kNotConverged).
+DetectionOutcome train_detection(const DetectionOptions& options, const DetectionRun& run);
+
+}  // namespace invattn

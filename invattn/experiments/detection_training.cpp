@@ -1,0 +1,330 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <numbers>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+#include "invattn/core/seed.h"
+#include "invattn/core/version.h"
+#include "invattn/experiments/density_data.h"
+#include "invattn/experiments/detection.h"
+#include "invattn/experiments/detection_data.h"
+#include "invattn/io/atomic_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/train/captured_step.h"
+#include "invattn/train/checkpoint.h"
+#include "invattn/train/fast_convolutions.h"
+#include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
+
+namespace invattn {
+namespace {
+
+using Clock = Progress::Clock;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kOrigin = "detection";
+constexpr int64_t kMeasuredBatch = 8;
+
+/// What a step adds up, on the device: cross-entropy, penalty, largest local constant.
+enum Figure { kLoss, kPenalty, kLargest, kFigures };
+
+class Training {
+ public:
+  Training(DetectionOptions options, const DetectionRun& run)
+      : options_(std::move(options)), run_(run), folder_(run.run.folder), device_(run.run.device) {
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "weights"));
+    if (!run.weights.empty()) {
+      const ResNet pretrained = load_resnet(run.weights);
+      options_.network.backbone = pretrained->options();
+      options_.network.backbone.classes = 0;
+      detector_ = Detector(options_.network);
+      copy_backbone(*pretrained, *detector_);
+    } else {
+      detector_ = Detector(options_.network);
+    }
+    auto data = load_detection_training(options_);
+    validation_ = std::move(data.validation);
+    train_ = data.train.to(device_);
+    require(train_.size(0) >= options_.batch, kOrigin, "expected at least one batch of ", options_.batch, " images, got ", train_.size(0),
+            ". Lower batch.");
+    open_run_folder(run_.run, kOrigin);
+    write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin);  // a resumed run may have more epochs than before
+    detector_->to(device_);
+    if (options_.channels_last && device_.is_cuda()) {  // convolutions then need not turn their weights round
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : detector_->parameters()) {
+        if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+      }
+    }
+    optimizer_ = std::make_unique<Optimizer>(*detector_, options_.optimizer);
+    guard_ = std::make_unique<Guard>(*detector_, options_.guard);
+    numbers_ = at::zeros({options_.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
+    sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
+    if (std::filesystem::exists(checkpoint_path())) restore();
+    trim_metrics(folder_, step_, kOrigin);
+  }
+
+  DetectionOutcome run() {
+    const InterruptWatch watch;
+    const auto start = Clock::now();
+    const double before = seconds_;
+    const TimeLeft time(static_cast<double>(steps()));
+    const int64_t first = step_;
+    auto saved = start;
+    auto fast = std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32);
+    CapturedStep step(options_.capture ? device_ : at::Device(at::kCPU), [this] { work(); });
+    detector_->train();
+    progress_.keep("Training " + std::string(to_string(options_.network.variant)) + " on " + std::to_string(train_.size(0)) + " images, " +
+                   std::to_string(parameters()) + " weights, " + std::to_string(guard_->size()) + " guarded attention blocks, on " +
+                   device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
+    while (step_ < steps()) {
+      choose_batch();
+      set_learning_rate();
+      // So that nothing of it has to be remembered.
+      at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step_)));
+      step();
+      ++step_;
+      const bool last = step_ == steps();
+      if (step_ % options_.report_every == 0) {
+        seconds_ = before + seconds_since(start);
+        report(first, time);
+      }
+      if (!last && options_.evaluate_every > 0 && step_ % (options_.evaluate_every * per_epoch()) == 0) {
+        fast.reset();
+        look();
+        fast = std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32);
+      }
+      const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
+      if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {
+        seconds_ = before + seconds_since(start);
+        require_finite();
+        save_training();
+        saved = Clock::now();
+        InterruptWatch::check();
+        if (out_of_time && !last) return {.finished = false, .epoch = step_ / per_epoch()};
+      }
+    }
+    fast.reset();
+    return finish();
+  }
+
+ private:
+  std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
+  int64_t per_epoch() const { return train_.size(0) / options_.batch; }
+  int64_t steps() const { return options_.epochs * per_epoch(); }
+
+  int64_t parameters() const {
+    int64_t count = 0;
+    for (const at::Tensor& parameter : detector_->parameters()) count += parameter.numel();
+    return count;
+  }
+
+  // ---- one step
+
+  /// The order of an epoch follows from its number; the last images of one that do not fill a batch are left to another epoch.
+  void choose_batch() {
+    const int64_t epoch = step_ / per_epoch();
+    if (epoch != epoch_) {
+      const auto generator =
+          at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "epoch " + std::to_string(epoch)));
+      order_ = at::randperm(train_.size(0), generator).to(device_);
+      epoch_ = epoch;
+    }
+    numbers_.copy_(order_.narrow(0, (step_ % per_epoch()) * options_.batch, options_.batch));
+  }
+
+  void set_learning_rate() {
+    if (options_.schedule == Schedule::kConstant) return;
+    const double done = static_cast<double>(step_) / static_cast<double>(steps());
+    optimizer_->set_learning_rate(options_.optimizer.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+  }
+
+  /// Reads `numbers_` and adds to `sums_`, without waiting for the device.
+  void work() {
+    optimizer_->zero_grad();
+    const at::Tensor some = augmented(train_.index_select(0, numbers_), options_.flip, /*crop=*/0);
+    at::Tensor pixels = some.narrow(1, 0, 3).to(at::kFloat);
+    if (options_.channels_last) pixels = pixels.contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor truth = some.narrow(1, 3, 1).to(at::kFloat) / 255;
+    const at::Tensor loss = at::binary_cross_entropy_with_logits(detector_->forward(pixels), truth);
+    const at::Tensor penalty = guard_->size() > 0 ? guard_->penalty() : at::Tensor();
+    (penalty.defined() ? loss + penalty : loss).backward();
+    optimizer_->step();
+    const at::NoGradGuard no_grad;
+    const auto or_zero = [&](const at::Tensor& value) {
+      return value.defined() ? value.detach().to(at::kFloat) : at::zeros({}, sums_.options());
+    };
+    sums_.add_(at::stack({or_zero(loss), or_zero(penalty), or_zero(guard_->largest())}));
+  }
+
+  // ---- looking at it
+
+  void require_finite() const {
+    if (sums_.isfinite().all().item<bool>()) return;
+    fail(ErrorKind::kNotConverged, kOrigin, "expected a finite loss, got one that is not a number by step ", step_,
+         ". Lower optimizer.learning_rate, or set optimizer.clip_norm.");
+  }
+
+  void report(int64_t first, const TimeLeft& time) {
+    require_finite();
+    const at::Tensor means = (sums_ / static_cast<double>(options_.report_every)).cpu();
+    sums_.zero_();
+    const auto mean = [&means](Figure figure) { return static_cast<double>(means[figure].item<float>()); };
+    append_metrics(folder_,
+                   ordered_json{{"step", step_},
+                                {"epoch", static_cast<double>(step_) / static_cast<double>(per_epoch())},
+                                {"loss", json_number(mean(kLoss))},
+                                {"penalty", json_number(mean(kPenalty))},
+                                {"largest", json_number(mean(kLargest))},
+                                {"learning_rate", optimizer_->options().learning_rate},
+                                {"seconds", json_number(seconds_)}}
+                       .dump(),
+                   kOrigin);
+    const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
+    progress_.show("epoch " + std::to_string((step_ - 1) / per_epoch() + 1) + " of " + std::to_string(options_.epochs) + ": loss " +
+                   number_text("%.4f", mean(kLoss)) +
+                   (guard_->size() > 0 ? number_text(", largest local constant %.3f", mean(kLargest)) : "") +
+                   (left.empty() ? "" : ", " + left));
+  }
+
+  /// The held-out images, by the averaged weights where there are such.
+  void look() {
+    optimizer_->swap_average();
+    const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation);
+    optimizer_->swap_average();
+    const SegmentationScores& s = score.scores;
+    append_metrics(
+        folder_,
+        ordered_json{{"step", step_},
+                     {"epoch", step_ / per_epoch()},
+                     {"validation", {{"s_measure", s.s_measure}, {"f_measure", s.mean_f()}, {"e_measure", s.mean_e()}, {"mae", s.mae}}}}
+            .dump(),
+        kOrigin);
+    progress_.keep("epoch " + std::to_string(step_ / per_epoch()) + ": S " + number_text("%.4f", s.s_measure) +
+                   number_text(", mean F %.4f", s.mean_f()) + number_text(", mean E %.4f", s.mean_e()) + number_text(", MAE %.4f", s.mae) +
+                   " on " + std::to_string(score.images) + " held-out images");
+  }
+
+  // ---- saving
+
+  void save_training() {
+    Checkpoint checkpoint;
+    add_training(checkpoint, *detector_, *optimizer_);
+    for (const auto& [name, tensor] : guard_->state()) checkpoint.tensors.emplace("guard." + name, tensor);
+    checkpoint.tensors.emplace("sums", sums_);
+    checkpoint.notes["progress"] = ordered_json{{"step", step_}, {"seconds", seconds_}}.dump();
+    save_checkpoint(checkpoint_path(), checkpoint);
+  }
+
+  void restore() {
+    const std::string origin = checkpoint_path().string();
+    const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
+    restore_training(checkpoint, *detector_, *optimizer_, origin);
+    guard_->restore(tensors_below(checkpoint.tensors, "guard."));
+    const auto sums = checkpoint.tensors.find("sums");
+    const auto note = checkpoint.notes.find("progress");
+    if (sums == checkpoint.tensors.end() || note == checkpoint.notes.end()) {
+      fail(ErrorKind::kData, origin,
+           "expected the checkpoint of a detection training, got one without its progress. Start the run afresh.");
+    }
+    const json progress = parse_json(note->second, origin);
+    try {
+      sums_.copy_(sums->second);
+      step_ = progress.at("step").get<int64_t>();
+      seconds_ = progress.at("seconds").get<double>();
+    } catch (const std::exception&) {
+      fail(ErrorKind::kData, origin, "expected the progress of a detection training, got another. Start the run afresh.");
+    }
+  }
+
+  // ---- the end
+
+  DetectionOutcome finish() {
+    optimizer_->swap_average();
+    detector_->eval();
+    DetectionOutcome outcome{.finished = true, .epoch = options_.epochs};
+    if (guard_->size() > 0) {
+      progress_.show("measuring the local constants of the attention");
+      const int64_t count = options_.measured_images > 0 ? std::min(options_.measured_images, train_.size(0)) : train_.size(0);
+      std::vector<at::Tensor> batches = train_.slice(0, 0, count).narrow(1, 0, 3).split(kMeasuredBatch);
+      const auto forward = [this](const at::Tensor& images) { detector_->forward(images.to(at::kFloat)); };
+      for (const Certificate& certificate : guard_->finish(forward, batches, "training images")) {
+        outcome.promises.push_back(certificate.text());
+      }
+    }
+    guard_.reset();  // it would go on recording
+    outcome.model = folder_ / "model.safetensors";
+    save_detector(outcome.model, *detector_);
+
+    const auto observer = [this](double fraction, const std::string& doing) {
+      progress_.show(doing + number_text(" %.0f %%", 100 * fraction));
+    };
+    const MaskPairs test = has_test_split(options_.data) ? load_detection_test(options_.data, options_.test_images, options_.network.size,
+                                                                               options_.antialias, options_.seed)
+                                                         : validation_;
+    if (test.size() > 0) {
+      make_folder(folder_ / "maps", kOrigin);
+      outcome.test = score_detection(*detector_, test, options_.evaluation, folder_ / "maps", observer);
+      if (!detector_->invertible_blocks().empty() && options_.evaluation.inverse_images > 0) {
+        const at::Tensor some = test.images.slice(0, 0, options_.evaluation.inverse_images);
+        outcome.inverses = check_inverses(*detector_, some, options_.evaluation, observer);
+      }
+    }
+    ordered_json results{{"finished", true},
+                         {"experiment", "detection"},
+                         {"data", options_.data},
+                         {"variant", to_string(options_.network.variant)},
+                         {"seed", options_.seed},
+                         {"epochs", options_.epochs},
+                         {"train_images", train_.size(0)},
+                         {"seconds", json_number(seconds_)},
+                         {"seconds_per_epoch", json_number(seconds_ / static_cast<double>(options_.epochs))},
+                         {"parameters", parameters()}};
+    if (test.size() > 0) results["test"] = ordered_json::parse(to_json(outcome.test));
+    results["certificates"] = outcome.promises;
+    results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
+    results["made_with"] = {{"command", run_.run.command},
+                            {"weights", run_.weights.filename().string()},
+                            {"invattn", kVersion},
+                            {"torch", kTorchVersion},
+                            {"device", device_.str()}};
+    write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    return outcome;
+  }
+
+  DetectionOptions options_;
+  const DetectionRun& run_;
+  std::filesystem::path folder_;
+  at::Device device_;
+  at::Tensor train_;  // on the device
+  MaskPairs validation_;
+  Detector detector_{nullptr};
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Guard> guard_;
+  at::Tensor numbers_;  // (batch) int64: the images of the step
+  at::Tensor order_;    // of the epoch
+  int64_t epoch_ = -1;
+  at::Tensor sums_;  // (kFigures), since the last report
+  int64_t step_ = 0;
+  double seconds_ = 0;  // of training, over all processes
+  Progress progress_;
+};
+
+}  // namespace
+
+DetectionOutcome train_detection(const DetectionOptions& options, const DetectionRun& run) {
+  options.validate();
+  return Training(options, run).run();
+}
+
+}  // namespace invattn

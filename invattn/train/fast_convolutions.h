@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/Context.h>
+
+#include "invattn/ops/full_precision.h"
+
+namespace invattn {
+
+/// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
+class FastConvolutions {
+ public:
+  explicit FastConvolutions(bool tf32) : precision_(!tf32), tries_(at::globalContext().benchmarkCuDNN()) {
+    at::globalContext().setBenchmarkCuDNN(true);
+  }
+  ~FastConvolutions() { at::globalContext().setBenchmarkCuDNN(tries_); }
+  FastConvolutions(const FastConvolutions&) = delete;
+  FastConvolutions& operator=(const FastConvolutions&) = delete;
+
+ private:
+  FullPrecision precision_;
+  bool tries_;
+};
+
+}  // namespace invattn
