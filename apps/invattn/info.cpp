@@ -86,7 +86,12 @@ void show_foreign(const Stored& stored, bool as_json) {
 void show_model(const Stored& stored, bool as_json) {
   const auto description = ordered_json::parse(stored.metadata("model"), nullptr, /*allow_exceptions=*/false);
   const bool detector = description.is_object() && description.contains("type") && description["type"] == "detector";
-  const std::shared_ptr<torch::nn::Module> model = detector ? load_detector(stored.path).ptr() : load(stored.path);
+  std::shared_ptr<torch::nn::Module> model;
+  if (detector) {
+    model = load_detector(stored.path).ptr();
+  } else {
+    model = load(stored.path);
+  }
   const std::vector<StoredBlock> blocks = certificates_of(*model);
   std::int64_t parameters = 0;
   std::set<std::string> types;

@@ -14,9 +14,9 @@ struct CamouflageOptions {
   int64_t count = 1;       ///< number of images
   int64_t size = 96;       ///< height and width in pixels
   int64_t seed = 0;        ///< the same seed gives the same images on every machine
-  double stretch = 3;      ///< length of a leaf by its width
-  double smallest = 0.14;  ///< radius of the smallest object, as a part of the size
-  double largest = 0.26;   ///< and of the largest
+  double stretch = 4;      ///< length of a leaf by its width
+  double smallest = 0.17;  ///< radius of the smallest object, as a part of the size
+  double largest = 0.28;   ///< and of the largest
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {

@@ -56,10 +56,22 @@ bool fast_kernels_do(const AttentionInputs& inputs, const ResponseMap& map) {
   return false;
 }
 
+/// The paper's plain dot-product and concatenation: without a nonlinearity, and divided by a number, sums over j can be taken first.
+bool is_linear(const ResponseMap& map) { return map.response == Response::kIdentity && map.normalization == Normalization::kCount; }
+
+at::Tensor linear_attention(const AttentionInputs& inputs, const ResponseMap& map) {
+  const auto& [query, key, value] = inputs;
+  const double share = map.mass / static_cast<double>(query.size(2));
+  const auto taken = at::bmm(value, key.transpose(1, 2)) * share;  // (B, V, D)
+  if (map.score == Score::kProduct) return at::bmm(taken, query);
+  return value.sum(2, /*keepdim=*/true) * share * query + taken;  // D = 1
+}
+
 }  // namespace
 
 at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   check(inputs, map, "response_attention");
+  if (is_linear(map) && chosen_kernels() != Kernels::kReference) return linear_attention(inputs, map);
   return fast_kernels_do(inputs, map) ? fast::response_attention(inputs, map) : reference::response_attention(inputs, map);
 }
 

@@ -14,8 +14,8 @@ TEST(Camouflage, TheSameEverywhere) {
   const MaskPairs made = camouflage({.count = 3, .size = 64, .seed = 7});
   EXPECT_EQ(made.names, (std::vector<std::string>{"00000", "00001", "00002"}));
   EXPECT_EQ(made.images.sizes(), (at::IntArrayRef{3, 3, 64, 64}));
-  EXPECT_EQ(testing::digest(made.images), 2578342738270962733ULL);
-  EXPECT_EQ(testing::digest(at::stack(made.masks)), 7664182095667505545ULL);
+  EXPECT_EQ(testing::digest(made.images), 2739590302514684906ULL);
+  EXPECT_EQ(testing::digest(at::stack(made.masks)), 6461044900466911934ULL);
   const MaskPairs fewer = camouflage({.count = 2, .size = 64, .seed = 7});
   EXPECT_TRUE(at::equal(fewer.images, made.images.slice(0, 0, 2)));
   EXPECT_FALSE(at::equal(camouflage({.count = 1, .size = 64, .seed = 8}).images[0], made.images[0]));
