@@ -24,6 +24,7 @@
 #include "invattn/nn/detection.h"
 #include "invattn/ops/full_precision.h"
 #include "invattn/ops/kernels.h"
+#include "invattn/report/detection.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "machine.h"
@@ -259,6 +260,11 @@ void predict(const ModelArguments& arguments) {
   require_inverted(inverses);
 }
 
+void compare(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
+  const ReportSummary summary = write_detection_report(runs, out);
+  std::cout << detection_table(runs) << "\nReport: " << summary.html.string() << std::endl;
+}
+
 void add_train(CLI::App& detect) {
   CLI::App* command = detect.add_subcommand("train", "Train a detector; write a run folder");
   auto arguments = std::make_shared<TrainArguments>();
@@ -284,7 +290,8 @@ void add_detect(CLI::App& tool) {
                                  {{"invattn detect train", "made camouflage, under three minutes"},
                                   {"invattn detect train --config configs/detection/camo.toml --data camo:DIR --weights FILE", ""},
                                   {"invattn detect eval RUN --invert-check", "the field's measures; attention undone"},
-                                  {"invattn detect predict RUN IMAGE --out DIR", "a map of the object, and an overlay"}});
+                                  {"invattn detect predict RUN IMAGE --out DIR", "a map of the object, and an overlay"},
+                                  {"invattn detect compare RUNS --out DIR", "the paper's table, curves, maps"}});
   detect->require_subcommand(1);
   add_train(*detect);
 
@@ -304,6 +311,13 @@ void add_detect(CLI::App& tool) {
   use->out = "maps";
   command->add_option("--out", use->out, "Folder to write into")->capture_default_str();
   command->callback([use] { predict(*use); });
+
+  auto runs = std::make_shared<std::vector<std::filesystem::path>>();
+  auto out = std::make_shared<std::filesystem::path>("detection-report");
+  command = detect->add_subcommand("compare", "The paper's table, curves, maps and attention of several runs on one page");
+  command->add_option("RUN", *runs, "Folders of runs, or a folder around them")->required();
+  command->add_option("--out", *out, "Folder to write into")->capture_default_str();
+  command->callback([runs, out] { compare(*runs, *out); });
 }
 
 }  // namespace invattn::tool

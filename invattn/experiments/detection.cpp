@@ -153,4 +153,43 @@ void require_inverted(const std::vector<BlockInverse>& inverses) {
   }
 }
 
+std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count) {
+  require(pairs.size() > 0 && count > 0, kOrigin, "expected pictures to show, got none.");
+  const at::NoGradGuard no_grad;
+  const FullPrecision precise;
+  const Evaluating evaluating(detector);
+  const int64_t size = pairs.images.size(2);
+  const int64_t cells = size / 32;
+  std::vector<at::Tensor> images;
+  std::vector<at::Tensor> truths;
+  std::vector<at::Tensor> maps;
+  std::vector<at::Tensor> taken;
+  std::vector<at::Tensor> centres;
+  const int64_t shown = std::min(count, pairs.size());
+  for (int64_t i = 0; i < shown; ++i) {
+    const int64_t place = i * pairs.size() / shown;
+    const at::Tensor pixels = pairs.images.narrow(0, place, 1).to(device_of(detector)).to(at::kFloat);
+    images.push_back(pairs.images[place]);
+    truths.push_back(resized(pairs.masks[static_cast<std::size_t>(place)].unsqueeze(0), size, size, /*antialias=*/true)[0]);
+    maps.push_back(map_of(detector.forward(pixels)[0].cpu(), size, size));
+    if (detector.attention().empty()) continue;
+    const at::Tensor cover = at::adaptive_avg_pool2d(truths.back().to(at::kFloat).view({1, 1, size, size}), {cells, cells}).flatten();
+    const int64_t centre = cover.argmax().item<int64_t>();
+    const auto features = detector.features(pixels);
+    std::vector<at::Tensor> levels;
+    for (std::size_t level = 0; level < features.size(); ++level) {
+      const at::Tensor response = detector.attention()[level]->response(features[level].contiguous(), int64_t{8} >> level);
+      levels.push_back(response[0][centre].view({cells, cells}).cpu());
+    }
+    taken.push_back(at::stack(levels));
+    centres.push_back(at::tensor({centre / cells, centre % cells}, at::kLong));
+  }
+  std::map<std::string, at::Tensor> result{{"images", at::stack(images)}, {"truth", at::stack(truths)}, {"map", at::stack(maps)}};
+  if (!taken.empty()) {
+    result["attention"] = at::stack(taken);
+    result["centre"] = at::stack(centres);
+  }
+  return result;
+}
+
 }  // namespace invattn

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,11 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
 /// Throws Error(kNotConverged) where an image did not come back.
 void require_inverted(const std::vector<BlockInverse>& inverses);
 
+/// Images of a set, evenly chosen, with what the network made of them, for a report: `images` (K, 3, S, S), `truth` and `map` (K, S, S)
+/// uint8, and with attention `attention` (K, 4, S/32, S/32) float32: how much the middle of the object takes from each part of the image,
+/// at each level, with its place in `centre` (K, 2) int64, row and column.
+std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count);
+
 struct DetectionRun {
   RunSettings run{};
   double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
@@ -75,7 +81,7 @@ struct DetectionOutcome {
 };
 
 /// Trains a detector and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, and at the end
-/// model.safetensors, maps/ of the test images and results.json. Ctrl-C stops between two steps, with everything saved, by the exception
+/// model.safetensors, maps/ of the test images, pictures.safetensors of some of them, and results.json. Ctrl-C stops between two steps, with everything saved, by the exception
 /// Interrupted. A loss that is not a number is an Error(kNotConverged).
 DetectionOutcome train_detection(const DetectionOptions& options, const DetectionRun& run);
 

@@ -36,6 +36,7 @@ void DetectionOptions::validate() const {
   require_count(measured_images, 0, "measured_images");
   require_count(report_every, 1, "report_every");
   require_count(evaluate_every, 0, "evaluate_every");
+  require_count(pictures, 0, "pictures");
   require(evaluate_every == 0 || validation_images > 0, kOrigin,
           "expected validation_images to look at where evaluate_every is above 0, got none. Hold some out.");
   require(save_minutes > 0 && std::isfinite(save_minutes), kOrigin, "expected a positive save_minutes, got ", save_minutes, ".");

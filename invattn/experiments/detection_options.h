@@ -75,6 +75,7 @@ struct DetectionOptions {
   int64_t report_every = 20;   ///< steps between two lines of metrics.jsonl
   int64_t evaluate_every = 0;  ///< epochs between two looks at the held-out images; 0: at the end only
   double save_minutes = 5;     ///< between two checkpoints
+  int64_t pictures = 6;        ///< test images that a report shows
   DetectionEvaluation evaluation{};
 
   template <class Self, class Visitor>
@@ -99,6 +100,7 @@ struct DetectionOptions {
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");
     field("evaluate_every", self.evaluate_every, "epochs between two looks at the held-out images; 0: at the end only");
     field("save_minutes", self.save_minutes, "minutes between two checkpoints");
+    field("pictures", self.pictures, "test images that a report shows");
     field("evaluation", self.evaluation, "how the network is judged");
   }
 

@@ -19,6 +19,7 @@
 #include "invattn/experiments/detection_data.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/safetensors.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/fast_convolutions.h"
@@ -275,6 +276,9 @@ class Training {
     if (test.size() > 0) {
       make_folder(folder_ / "maps", kOrigin);
       outcome.test = score_detection(*detector_, test, options_.evaluation, folder_ / "maps", observer);
+      if (options_.pictures > 0) {
+        write_safetensors(folder_ / "pictures.safetensors", detection_pictures(*detector_, test, options_.pictures), {});
+      }
       if (!detector_->invertible_blocks().empty() && options_.evaluation.inverse_images > 0) {
         const at::Tensor some = test.images.slice(0, 0, options_.evaluation.inverse_images);
         outcome.inverses = check_inverses(*detector_, some, options_.evaluation, observer);

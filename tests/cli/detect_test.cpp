@@ -103,6 +103,36 @@ TEST_F(Detect, TrainsEvaluatesPredictsAndInverts) {
   EXPECT_EQ(nlohmann::json::parse(info.out).at("model").at("type"), "detector");
 }
 
+TEST_F(Detect, ComparesRuns) {
+  make_pairs("pairs");
+  for (const char* variant : {"base", "dot-product", "invertible-dot-product"}) {
+    ASSERT_EQ(train(std::string("runs/") + variant,
+                    {"--data", "camo:pairs", "--set", "train_images=0", "--set", "epochs=1", "--set", "pictures=2", "--variant", variant})
+                  .exit_code,
+              0);
+  }
+  const auto compared = run({"compare", "runs", "--out", "page"});
+  expect(compared, 0, "| CAMO | InvDot |");
+  expect(compared, 0, "(0.686)");
+  expect(compared, 0, "(0.791)");
+  for (const char* file : {"tables/detection.md", "tables/inverse.md", "figures/curves-camo.png", "figures/maps-camo.png",
+                           "figures/attention-camo-dot-product.png", "figures/attention-camo-invertible-dot-product.png"}) {
+    EXPECT_TRUE(std::filesystem::exists(folder / "page" / file)) << file;
+  }
+  EXPECT_EQ(read_image(folder / "page/figures/maps-camo.png").size(2), 48 + 5 * 92) << "image, truth and three maps";
+  expect_contains(read_plainly(folder / "page/report.html"), "data:image/png;base64,");
+
+  expect(run({"compare", "nowhere"}), 4, "nowhere");
+  const std::string results = read_plainly(folder / "runs/base/results.json");
+  write_plainly(folder / "runs/base/results.json", results.substr(0, results.size() / 2));
+  expect(run({"compare", "runs"}), 4, "results.json");
+  write_plainly(folder / "runs/base/results.json", "{\"finished\": true, \"test\": {}}");
+  expect(run({"compare", "runs/base"}), 4, "results.json");
+  write_plainly(folder / "runs/base/results.json", results);
+  std::filesystem::resize_file(folder / "runs/base/pictures.safetensors", 50);
+  expect(run({"compare", "runs/base"}), 4, "pictures.safetensors");
+}
+
 TEST_F(Detect, WithoutAttentionThereIsNothingToInvert) {
   ASSERT_EQ(train("run", {"--variant", "base", "--set", "epochs=1"}).exit_code, 0);
   expect(run({"eval", "run", "--images", "2", "--device", "cpu", "--invert-check"}), 2, "got base");

@@ -72,6 +72,26 @@ TEST_F(Detection, InversesThatFailAreTold) {
   expect_contains(error_of([&] { check_inverses(*plain, images, {}); }, ErrorKind::kUsage), "got dot-product");
 }
 
+TEST_F(Detection, PicturesForAReport) {
+  at::manual_seed(3);
+  const MaskPairs pairs = camouflage({.count = 5, .size = 64});
+  Detector detector(tiny(DetectorVariant::kEmbeddedGaussian));
+  const auto pictures = detection_pictures(*detector, pairs, 2);
+  EXPECT_EQ(pictures.at("images").sizes(), (at::IntArrayRef{2, 3, 64, 64}));
+  EXPECT_TRUE(at::equal(pictures.at("images")[1], pairs.images[2]));
+  EXPECT_TRUE(at::equal(pictures.at("truth")[1], pairs.masks[2]));
+  EXPECT_EQ(pictures.at("map").sizes(), (at::IntArrayRef{2, 64, 64}));
+  // Rows of the plain Gaussians sum to one: so do the parts that a place takes.
+  const at::Tensor attention = pictures.at("attention");
+  EXPECT_EQ(attention.sizes(), (at::IntArrayRef{2, 4, 2, 2}));
+  EXPECT_LT((attention.sum({2, 3}) - 1).abs().max().item<double>(), 1e-4);
+  // The middle is where the object is.
+  const auto row = pictures.at("centre")[0][0].item<int64_t>();
+  const auto column = pictures.at("centre")[0][1].item<int64_t>();
+  EXPECT_GT(pairs.masks[0].slice(0, 32 * row, 32 * row + 32).slice(1, 32 * column, 32 * column + 32).gt(0).sum().item<int64_t>(), 0);
+  EXPECT_FALSE(detection_pictures(*Detector(tiny(DetectorVariant::kBase)), pairs, 2).contains("attention"));
+}
+
 TEST_F(Detection, HeldOutImagesAreNotTrainedOn) {
   std::filesystem::create_directories(folder / "image");
   std::filesystem::create_directories(folder / "mask");
