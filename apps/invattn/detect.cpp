@@ -180,7 +180,7 @@ Detector load_model(const ModelArguments& arguments, at::Device device) {
 void evaluate(const ModelArguments& arguments) {
   Detector detector = load_model(arguments, arguments.apply());
   const MaskPairs pairs =
-      load_detection_test(arguments.data, arguments.images, detector->options().size, /*antialias=*/true, arguments.seed);
+      load_detection_test(arguments.data, arguments.images, detector->options().size, detector->options().antialias, arguments.seed);
   Progress progress;
   if (!arguments.maps.empty()) make_folder(arguments.maps, "detect eval");
   const DetectionScore score = score_detection(*detector, pairs, arguments.evaluation, arguments.maps, observer_of(progress));
@@ -234,7 +234,7 @@ void predict(const ModelArguments& arguments) {
   auto list = ordered_json::array();
   for (std::size_t i = 0; i < files.size(); ++i) {
     const at::Tensor& image = images[i];
-    inputs.push_back(resized(image, size, size, /*antialias=*/true));
+    inputs.push_back(resized(image, size, size, detector->options().antialias));
     const at::Tensor logits = detector->forward(inputs.back().unsqueeze(0).to(device).to(at::kFloat)).cpu();
     const at::Tensor map = map_of(logits[0], image.size(1), image.size(2));
     const auto path = arguments.out / files[i].stem();

@@ -47,7 +47,7 @@ DetectionData load_detection_training(const DetectionOptions& options) {
   } else {
     const bool camo = options.data.starts_with(kCamo);
     const std::filesystem::path folder = camo ? options.data.substr(kCamo.size()) : options.data;
-    all = load_mask_pairs(camo ? folder / "train" : folder, size, options.antialias);
+    all = load_mask_pairs(camo ? folder / "train" : folder, size, options.network.antialias);
   }
   if (all.size() <= options.validation_images || all.size() < wanted) {
     fail(ErrorKind::kData, kOrigin, "expected at least ", std::max(wanted, options.validation_images + 1), " images in ", options.data,
@@ -57,7 +57,7 @@ DetectionData load_detection_training(const DetectionOptions& options) {
   const at::Tensor order = at::randperm(all.size(), generator);
   const MaskPairs train = chosen(all, order.slice(0, options.validation_images, wanted > 0 ? wanted : all.size()));
   std::vector<at::Tensor> masks;
-  for (const at::Tensor& mask : train.masks) masks.push_back(resized(mask.unsqueeze(0), size, size, options.antialias));
+  for (const at::Tensor& mask : train.masks) masks.push_back(resized(mask.unsqueeze(0), size, size, options.network.antialias));
   return {.train = at::cat({train.images, at::stack(masks)}, 1), .validation = chosen(all, order.slice(0, 0, options.validation_images))};
 }
 

@@ -61,8 +61,7 @@ struct DetectionOptions {
   int64_t test_images = 0;         ///< 0: all there are
   int64_t seed = 0;
   DetectorOptions network{};
-  bool antialias = true;  ///< smooth images and masks that are shrunk, as Pillow does
-  bool flip = true;       ///< images are mirrored at random
+  bool flip = true;  ///< images are mirrored at random
   int64_t epochs = 30;
   int64_t batch = 6;
   OptimizerOptions optimizer{.learning_rate = 2.5e-5};
@@ -86,7 +85,6 @@ struct DetectionOptions {
     field("test_images", self.test_images, "images of the test split; 0: all there are (synthetic: 100)");
     field("seed", self.seed, "choice of images, weights, order, flips");
     field("network", self.network, "the network");
-    field("antialias", self.antialias, "smooth images and masks that are shrunk, as Pillow does");
     field("flip", self.flip, "mirror images at random");
     field("epochs", self.epochs, "passes over the training images");
     field("batch", self.batch, "images per step");

@@ -271,7 +271,7 @@ class Training {
       progress_.show(doing + number_text(" %.0f %%", 100 * fraction));
     };
     const MaskPairs test = has_test_split(options_.data) ? load_detection_test(options_.data, options_.test_images, options_.network.size,
-                                                                               options_.antialias, options_.seed)
+                                                                               options_.network.antialias, options_.seed)
                                                          : validation_;
     if (test.size() > 0) {
       make_folder(folder_ / "maps", kOrigin);

@@ -60,6 +60,7 @@ struct DetectorOptions {
   DetectorVariant variant = DetectorVariant::kBase;
   AttentionPreset preset = AttentionPreset::kGuarded;  ///< the other options of invertible attention; plain attention is the preset plain
   int64_t size = 352;                                  ///< height and width that images are resized to, a multiple of 32
+  bool antialias = true;                               ///< smooth images (and masks) that are shrunk to it, as Pillow does
   ResNetOptions backbone{};
   int64_t channels = 32;                               ///< that each level is reduced to
   std::vector<int64_t> dilations{3, 6, 12, 18};        ///< of the convolutions that reduce a level, or fuse several
@@ -71,6 +72,7 @@ struct DetectorOptions {
     field("variant", self.variant, "base, or the kind of attention at each level, alone (plain) or behind `invertible-`");
     field("preset", self.preset, "the other options of invertible attention: guarded, strict, paper or published-code");
     field("size", self.size, "height and width that images are resized to, a multiple of 32");
+    field("antialias", self.antialias, "smooth images and masks that are shrunk to it, as Pillow does");
     field("backbone", self.backbone, "the residual network");
     field("channels", self.channels, "that each level is reduced to");
     field("dilations", self.dilations, "of the 3x3 convolutions whose sum reduces a level, or fuses several");

@@ -62,7 +62,7 @@ struct Trained {
   std::size_t variant = 0;  // in kPrinted
   std::int64_t images = 0;
   std::array<double, 4> measures{};  // S, mean F, mean E, MAE
-  std::vector<double> f, e;          // by threshold
+  std::vector<double> f{}, e{};      // by threshold
   double constant = kNotFinite;      // largest over the levels; not finite: nothing to invert
   double residual = kNotFinite;
   std::int64_t failures = 0;
@@ -386,7 +386,7 @@ std::string detection_table(const std::vector<path>& runs) {
 ReportSummary write_detection_report(const std::vector<path>& runs, const path& out) {
   const std::vector<Trained> trained = read_runs(runs);
   const std::vector<Group> groups = groups_of(trained);
-  ReportSummary summary{.html = out / "report.html"};
+  ReportSummary summary{.html = out / "report.html", .tables = {}, .figures = {}};
   make_folder(out / "tables");
   make_folder(out / "figures");
   std::string body = "<h2>Results</h2>\n";
