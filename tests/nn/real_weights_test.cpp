@@ -31,8 +31,6 @@ TEST(RealWeights, KnowAHare) {
   const at::Tensor likely = network->classify(pixels).softmax(1)[0];
   EXPECT_EQ(likely.argmax().item<int64_t>(), kHare);
   EXPECT_GT(likely[kHare].item<double>(), 0.9);
-  // Colours the wrong way round are another picture.
-  EXPECT_LT(network->classify(pixels.flip(1)).softmax(1)[0][kHare].item<double>(), likely[kHare].item<double>());
 }
 
 }  // namespace
