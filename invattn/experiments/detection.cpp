@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 
@@ -23,6 +24,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
+constexpr int64_t kMostCells = 22;  // along a side of a picture of attention
 
 /// Keeps the features that invertible blocks are given for a while.
 class Recording {
@@ -159,12 +161,10 @@ std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, con
   const FullPrecision precise;
   const Evaluating evaluating(detector);
   const int64_t size = pairs.images.size(2);
-  const int64_t cells = size / 32;
   std::vector<at::Tensor> images;
   std::vector<at::Tensor> truths;
   std::vector<at::Tensor> maps;
-  std::vector<at::Tensor> taken;
-  std::vector<at::Tensor> centres;
+  std::array<std::vector<at::Tensor>, 4> taken;
   const int64_t shown = std::min(count, pairs.size());
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t place = i * pairs.size() / shown;
@@ -173,21 +173,20 @@ std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, con
     truths.push_back(resized(pairs.masks[static_cast<std::size_t>(place)].unsqueeze(0), size, size, /*antialias=*/true)[0]);
     maps.push_back(map_of(detector.forward(pixels)[0].cpu(), size, size));
     if (detector.attention().empty()) continue;
-    const at::Tensor cover = at::adaptive_avg_pool2d(truths.back().to(at::kFloat).view({1, 1, size, size}), {cells, cells}).flatten();
-    const int64_t centre = cover.argmax().item<int64_t>();
     const auto features = detector.features(pixels);
-    std::vector<at::Tensor> levels;
     for (std::size_t level = 0; level < features.size(); ++level) {
-      const at::Tensor response = detector.attention()[level]->response(features[level].contiguous(), int64_t{8} >> level);
-      levels.push_back(response[0][centre].view({cells, cells}).cpu());
+      const at::Tensor x = features[level].contiguous();
+      const int64_t factor = (std::max(x.size(2), x.size(3)) + kMostCells - 1) / kMostCells;
+      const int64_t rows = (x.size(2) + factor - 1) / factor;
+      const int64_t columns = (x.size(3) + factor - 1) / factor;
+      const at::Tensor cover = at::adaptive_avg_pool2d(truths.back().to(at::kFloat).view({1, 1, size, size}), {rows, columns});
+      const auto centre = cover.flatten().argmax().item<int64_t>();
+      taken[level].push_back(detector.attention()[level]->response(x, factor)[0][centre].view({rows, columns}).cpu());
     }
-    taken.push_back(at::stack(levels));
-    centres.push_back(at::tensor({centre / cells, centre % cells}, at::kLong));
   }
   std::map<std::string, at::Tensor> result{{"images", at::stack(images)}, {"truth", at::stack(truths)}, {"map", at::stack(maps)}};
-  if (!taken.empty()) {
-    result["attention"] = at::stack(taken);
-    result["centre"] = at::stack(centres);
+  for (std::size_t level = 0; level < taken.size(); ++level) {
+    if (!taken[level].empty()) result["attention" + std::to_string(level + 1)] = at::stack(taken[level]);
   }
   return result;
 }

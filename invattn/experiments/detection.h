@@ -61,8 +61,8 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
 void require_inverted(const std::vector<BlockInverse>& inverses);
 
 /// Images of a set, evenly chosen, with what the network made of them, for a report: `images` (K, 3, S, S), `truth` and `map` (K, S, S)
-/// uint8, and with attention `attention` (K, 4, S/32, S/32) float32: how much the middle of the object takes from each part of the image,
-/// at each level, with its place in `centre` (K, 2) int64, row and column.
+/// uint8, and with attention `attention1` to `attention4` (K, rows, columns) float32: how much the middle of the object takes from each
+/// part of the image, at each level.
 std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count);
 
 struct DetectionRun {

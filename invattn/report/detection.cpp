@@ -290,12 +290,10 @@ std::string draw_grid(const std::string& title, const std::vector<std::string>& 
   return drawing.png();
 }
 
-/// (H, W) of any numbers, black at the least and white at the largest, enlarged to the size of the image.
-at::Tensor stretched(const at::Tensor& values, int64_t size) {
+/// (H, W) of any numbers, black at the least and white at the largest.
+at::Tensor stretched(const at::Tensor& values) {
   const at::Tensor low = values.min();
-  const at::Tensor shown = (values - low) / (values.max() - low).clamp_min(1e-12);
-  const int64_t factor = std::max<int64_t>(1, size / shown.size(0));
-  return (255 * shown).round().to(at::kByte).repeat_interleave(factor, 0).repeat_interleave(factor, 1).unsqueeze(0);
+  return (255 * (values - low) / (values.max() - low).clamp_min(1e-12)).round().to(at::kByte).unsqueeze(0);
 }
 
 using Tensors = std::map<std::string, at::Tensor>;
@@ -322,7 +320,9 @@ Tensors read_pictures(const Trained& run) {
   for (const char* name : {"truth", "map"}) {
     if (!fits(name, 3) || tensors[name].scalar_type() != at::kByte) wrong(name);
   }
-  if (tensors.contains("attention") && (!fits("attention", 4) || tensors["attention"].size(1) != 4)) wrong("attention");
+  for (const char* name : {"attention1", "attention2", "attention3", "attention4"}) {
+    if (tensors.contains("attention1") && !fits(name, 3)) wrong(name);
+  }
   return tensors;
 }
 
@@ -348,11 +348,11 @@ std::vector<DrawnFigure> draw_figures_of(const std::string& data, const std::vec
     if (!at::equal(shared, images)) continue;
     names.emplace_back(kPrinted[group->variant].name);
     for (int64_t i = 0; i < images.size(0); ++i) lines[static_cast<std::size_t>(i)].push_back(pictures.at("map")[i].unsqueeze(0));
-    if (!pictures.contains("attention")) continue;
+    if (!pictures.contains("attention1")) continue;
     std::vector<std::vector<at::Tensor>> looks;
     for (int64_t i = 0; i < images.size(0); ++i) {
       auto& line = looks.emplace_back(std::vector<at::Tensor>{images[i]});
-      for (int64_t level = 0; level < 4; ++level) line.push_back(stretched(pictures.at("attention")[i][level], images.size(2)));
+      for (int level = 1; level <= 4; ++level) line.push_back(stretched(pictures.at("attention" + std::to_string(level))[i]));
     }
     const std::string name = kPrinted[group->variant].name;
     figures.push_back(

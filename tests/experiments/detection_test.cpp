@@ -82,14 +82,12 @@ TEST_F(Detection, PicturesForAReport) {
   EXPECT_TRUE(at::equal(pictures.at("truth")[1], pairs.masks[2]));
   EXPECT_EQ(pictures.at("map").sizes(), (at::IntArrayRef{2, 64, 64}));
   // Rows of the plain Gaussians sum to one: so do the parts that a place takes.
-  const at::Tensor attention = pictures.at("attention");
-  EXPECT_EQ(attention.sizes(), (at::IntArrayRef{2, 4, 2, 2}));
-  EXPECT_LT((attention.sum({2, 3}) - 1).abs().max().item<double>(), 1e-4);
-  // The middle is where the object is.
-  const auto row = pictures.at("centre")[0][0].item<int64_t>();
-  const auto column = pictures.at("centre")[0][1].item<int64_t>();
-  EXPECT_GT(pairs.masks[0].slice(0, 32 * row, 32 * row + 32).slice(1, 32 * column, 32 * column + 32).gt(0).sum().item<int64_t>(), 0);
-  EXPECT_FALSE(detection_pictures(*Detector(tiny(DetectorVariant::kBase)), pairs, 2).contains("attention"));
+  for (int level = 1; level <= 4; ++level) {
+    const at::Tensor attention = pictures.at("attention" + std::to_string(level));
+    EXPECT_EQ(attention.sizes(), (at::IntArrayRef{2, 32 >> level, 32 >> level}));
+    EXPECT_LT((attention.sum({1, 2}) - 1).abs().max().item<double>(), 1e-4);
+  }
+  EXPECT_FALSE(detection_pictures(*Detector(tiny(DetectorVariant::kBase)), pairs, 2).contains("attention1"));
 }
 
 TEST_F(Detection, HeldOutImagesAreNotTrainedOn) {
