@@ -132,7 +132,7 @@ void paint(const CamouflageOptions& options, std::uint64_t seed, std::uint8_t* i
       const double across = seen.cosine * (y - middle) - seen.sine * (x - middle);
       for (int64_t channel = 0; channel < 3; ++channel) {
         const double value = level(leaves + channel * side * side, side, seen.x + along, seen.y + across);
-        image[(channel * size + row) * size + column] = static_cast<std::uint8_t>(value + 0.5);
+        image[(channel * size + row) * size + column] = static_cast<std::uint8_t>(std::lround(value));
       }
       mask[row * size + column] = inside ? 255 : 0;
     }

@@ -162,6 +162,7 @@ std::vector<Group> groups_of(const std::vector<Trained>& runs) {
     group.runs.push_back(&run);
   }
   std::vector<Group> groups;
+  groups.reserve(found.size());
   for (auto& [key, group] : found) groups.push_back(std::move(group));
   return groups;
 }
