@@ -158,7 +158,7 @@ std::shared_ptr<torch::nn::Module> load_model(const std::filesystem::path& path,
     fail(ErrorKind::kData, "load", name_of_file, ": expected the format ", kFormat, ", got '", format.substr(0, 40),
          "'. Read it with the release that wrote it.");
   }
-  const std::shared_ptr<torch::nn::Module> model = make(metadata(file, name_of_file, "model"));
+  std::shared_ptr<torch::nn::Module> model = make(metadata(file, name_of_file, "model"));
 
   auto targets = tensors_of(*model);
   std::set<at::ScalarType> types;
