@@ -123,7 +123,7 @@ TEST_F(ResNetFile, WhatIsWrongIsNamed) {
   const auto error_after = [this](const auto& change, const std::map<std::string, std::string>& metadata = {}) {
     const auto kept = tensors;
     change(tensors);
-    const std::string text = error_of([&] { load(metadata); });
+    std::string text = error_of([&] { load(metadata); });
     tensors = kept;
     expect_contains(text, path.string());
     return text;
