@@ -44,7 +44,9 @@ TEST_P(ComposedScores, AreTheProductsOfTheMaps) {
           EXPECT_EQ(product.weight.sizes(), at::IntArrayRef({1, channels}));
           EXPECT_LT(max_difference(product.weight, at::mm(factors, of.weight.to(at::kDouble))), tolerance);
           ASSERT_EQ(product.bias.defined(), biased);
-          if (biased) EXPECT_LT(max_difference(product.bias, at::mv(factors, of.bias.to(at::kDouble))), tolerance);
+          if (biased) {
+            EXPECT_LT(max_difference(product.bias, at::mv(factors, of.bias.to(at::kDouble))), tolerance);
+          }
         };
         expect(first, query, 0);
         expect(second, key, 1);

@@ -1,4 +1,4 @@
-// The passes over all pairs that touch the values, on the matrix units, for 16 values and more, or 12 of deep scores (float32, D <= 16).
+// The passes over all pairs that touch the values, on the matrix units, for 16 values and more (float32, D <= 16).
 //
 // A warp has 16 or 32 owners and walks over the others 8 at a time. Lane 4 g + t works out the pairs of the owners g and g + 8 (of each 16)
 // with the others 2 t and 2 t + 1, scores and exponentials by the same instructions as everywhere (pairs.cuh), and those are just the entries
@@ -20,7 +20,10 @@
 // So forward has a floor of 0.066 ms there, vjp of 0.147, hvp of 0.50.
 //
 // Versions (1 sample of 7,744 positions, D 8, V 32, exp, columns; forward, vjp, jvp, hvp in ms on an H200):
-//   0  large_attention.cu without this: 0.236, 0.697, 0.534, 2.80
+//   0  large_attention.cu without this: 0.238, 0.700, 0.534, 2.79
+//   1  this: 0.203, 0.536, 0.383, 1.62. D 16, V 64, balanced: 0.494, 1.57, 1.91, 6.96 in place of 0.920, 3.70, 3.21, 15.1. 6 samples of 484
+//      positions: 0.043, 0.116, 0.071, 0.257 in place of 0.176, 0.605, 0.450, 0.293. For 12 values of depth 12 (9,701 positions, balanced) it does
+//      not pay: 0.219, 0.763, 0.746, 2.67, where the plain passes take 0.204, 0.628, 0.730, 2.65.
 
 #include "invattn/kernels/cuda/matrix_attention.h"
 
@@ -357,8 +360,8 @@ unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>
 }  // namespace
 
 bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch) {
-  const bool pays = problem.values >= 16 || (problem.values >= 12 && problem.depth > 8 && !is_small(problem));
-  return launch.matrix_units && pays && problem.depth <= 16 && has_matrix_units(matrix_kernel<MatrixProduct<8, 4, Response::kExponential>>);
+  return launch.matrix_units && problem.values >= 16 && problem.depth <= 16 &&
+         has_matrix_units(matrix_kernel<MatrixProduct<8, 4, Response::kExponential>>);
 }
 
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {

@@ -27,6 +27,7 @@
 //      64x256 0.036 / 0.072 / 0.085, hvp 0.172; 1x9701 0.116 / 0.252 / 0.166, hvp 0.340; 1x65536 0.503 / 1.09 / 0.794, hvp 1.57.
 //   3  scans in tiles on all multiprocessors (one step had taken 37 us at 9,701 positions, most of it scans by one block each), weights
 //      worked out within them; places by counting: 1x9701 0.087 / 0.154 / 0.131, hvp 0.255; 1x65536 0.243 / 0.381 / 0.428, hvp 0.732.
+//   4  counting by the signs of differences: 1x9701 0.078 / 0.145 / 0.122, hvp 0.247; 1x65536 as before.
 
 #include "invattn/kernels/cuda/sum_attention.h"
 
