@@ -14,7 +14,7 @@ inline void fill_by_waves(std::map<std::string, at::Tensor>& tensors) {
   for (auto& [name, tensor] : tensors) {
     const auto wave = (0.37 * at::arange(tensor.numel(), at::kDouble) + place++).sin().view(tensor.sizes());
     const bool positive = name.ends_with("running_var") || (tensor.dim() == 1 && name.ends_with(".weight"));
-    const double fan_in = tensor.dim() > 1 ? static_cast<double>(tensor.numel() / tensor.size(0)) : 1;
+    const double fan_in = tensor.dim() > 1 ? static_cast<double>(tensor.numel()) / static_cast<double>(tensor.size(0)) : 1;
     tensor.copy_(positive ? 1 + 0.5 * wave : tensor.dim() == 1 ? 0.2 * wave : wave * std::sqrt(2 / fan_in));
   }
 }
