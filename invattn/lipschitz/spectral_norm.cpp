@@ -218,6 +218,7 @@ const at::Tensor& ConvolutionNorm::fresh(const at::Tensor& weight) {
 ConvolutionNorm::Estimate ConvolutionNorm::by_steps(const std::vector<ConvolutionNorm*>& norms, const at::Tensor& stacked) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> vectors;
+  vectors.reserve(norms.size());
   for (const auto* norm : norms) vectors.push_back(norm->vector_);
   const Convolutions convolutions(stacked, vectors[0].size(2), vectors[0].size(3));
   Estimate result;

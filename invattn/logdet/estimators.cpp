@@ -32,7 +32,7 @@ class GradientOnly : public torch::autograd::Function<GradientOnly> {
 
 /// <a, b> of each sample: (B)
 at::Tensor inner_products(const at::Tensor& a, const at::Tensor& b) {
-  const auto product = a * b;
+  auto product = a * b;
   if (product.dim() == 1) return product;
   std::vector<int64_t> inside(static_cast<std::size_t>(product.dim() - 1));
   std::iota(inside.begin(), inside.end(), 1);

@@ -127,16 +127,16 @@ class ConvolutionImpl::Slopes {
 double ConvolutionImpl::layer_constant() const { return std::pow(options_.constant, 1.0 / static_cast<double>(options_.layers)); }
 
 /// In the format of the example's memory, so that each convolution finds its weights as it wants them.
-ConvolutionImpl::Constrained ConvolutionImpl::constrained(const at::Tensor& example) {
-  if (auto prepared = std::exchange(prepared_, {}); !prepared.weights.empty() && prepared_version_ == layers_[0].weight._version()) {
-    return prepared;
+ConvolutionImpl::Constrained ConvolutionImpl::constrained(const at::Tensor& example, at::ScalarType type) {
+  if (!prepared_.weights.empty() && prepared_.weights[0].scalar_type() == type && prepared_version_ == layers_[0].weight._version()) {
+    return std::exchange(prepared_, {});
   }
   const auto format = example.suggest_memory_format();
   Constrained result;
   for (auto& layer : layers_) {
     const auto norm = is_training() ? layer.norm.track(layer.weight) : layer.norm.measure(layer.weight);
-    result.weights.push_back(constrain(layer.weight, norm, layer_constant()).to(computed_in()).contiguous(format));
-    result.biases.push_back(layer.bias.to(computed_in()));
+    result.weights.push_back(constrain(layer.weight, norm, layer_constant()).to(type).contiguous(format));
+    result.biases.push_back(layer.bias.to(type));
   }
   return result;
 }
@@ -214,7 +214,7 @@ void ConvolutionImpl::check(const at::Tensor& x) const {
 
 at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
   check(x);
-  return evaluate(constrained(x), x);
+  return evaluate(constrained(x, computed_in()), x);
 }
 
 /// autograd would differentiate the backward pass of a convolution by convolutions with kernels as large as the images. Written out, J'u is
@@ -222,7 +222,7 @@ at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
 BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
   RECORD_USER_SCOPE("convolutions");
   check(x);
-  const auto maps = constrained(x);
+  const auto maps = constrained(x, computed_in());
   const auto [outside, inside] = std::pair{x.scalar_type(), computed_in()};
   Slopes slopes(options_.activation);
   const auto value = pass(maps, slopes, x.to(inside)).to(outside);
@@ -279,7 +279,7 @@ class ConvolutionImpl::PointLinearization final : public Linearization {
 FrozenBranch ConvolutionImpl::freeze(const at::Tensor& example) {
   check(example);
   at::NoGradGuard no_grad;
-  const auto fixed = constrained(example);
+  const auto fixed = constrained(example, example.scalar_type());
   return {[this, fixed](const at::Tensor& x) {
             at::NoGradGuard quiet;
             return evaluate(fixed, x);

@@ -104,7 +104,7 @@ class ConvolutionImpl : public BranchImpl {
   class PointLinearization;
 
   void check(const at::Tensor& x) const;
-  Constrained constrained(const at::Tensor& example);
+  Constrained constrained(const at::Tensor& example, at::ScalarType type);
   at::Tensor activate(const Layer& layer, at::Tensor input) const;
   at::Tensor slope(const Layer& layer, const at::Tensor& input) const;
   at::Tensor evaluate(const Constrained& maps, const at::Tensor& x) const;

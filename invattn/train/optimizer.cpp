@@ -18,6 +18,8 @@ constexpr const char* kOrigin = "OptimizerOptions";
 std::vector<at::Tensor> divided(const std::vector<at::Tensor>& gradients, const at::Tensor& excess) {
   std::vector<at::Tensor> flat;
   std::vector<int64_t> counts;
+  flat.reserve(gradients.size());
+  counts.reserve(gradients.size());
   for (const auto& gradient : gradients) {
     flat.push_back(gradient.reshape({-1}));
     counts.push_back(gradient.numel());
