@@ -9,7 +9,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -78,7 +77,9 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   }
   static variable_list backward(AutogradContext* context, variable_list cotangents) {
     const auto saved = context->get_saved_variables();
-    const auto& [stacked, left, right] = std::tie(saved[0], saved[1], saved[2]);
+    const auto& stacked = saved[0];
+    const auto& left = saved[1];
+    const auto& right = saved[2];
     at::Tensor gradient;
     {
       at::NoGradGuard no_grad;

@@ -10,7 +10,6 @@
 #include <limits>
 #include <ostream>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "invattn/core/error.h"
@@ -43,7 +42,8 @@ struct TimesEluSlope : torch::autograd::Function<TimesEluSlope> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& cotangents) {
     const auto saved = context->get_saved_variables();
-    const auto& [vector, result] = std::tie(saved[0], saved[1]);
+    const auto& vector = saved[0];
+    const auto& result = saved[1];
     // Below 0 the slope is the result + 1. What passes where a number lies in an interval is hardtanh's derivative.
     const auto of_result = at::hardtanh_backward(cotangents[0] * vector, result, -std::numeric_limits<double>::infinity(), 0);
     return {TimesEluSlope::apply(cotangents[0], result), of_result};
@@ -108,7 +108,7 @@ class ConvolutionImpl::Slopes {
     return times_slope(i, activation_ == Activation::kCLipSwish ? at::cat({tangent, tangent}, 1) : tangent);
   }
   at::Tensor vjp(std::size_t i, const at::Tensor& cotangent) const {
-    const auto result = times_slope(i, cotangent);
+    auto result = times_slope(i, cotangent);
     if (activation_ != Activation::kCLipSwish) return result;
     const auto halves = result.chunk(2, 1);
     return halves[0] + halves[1];
@@ -223,7 +223,8 @@ BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
   RECORD_USER_SCOPE("convolutions");
   check(x);
   const auto maps = constrained(x, computed_in());
-  const auto [outside, inside] = std::pair{x.scalar_type(), computed_in()};
+  const auto outside = x.scalar_type();
+  const auto inside = computed_in();
   Slopes slopes(options_.activation);
   const auto value = pass(maps, slopes, x.to(inside)).to(outside);
   return {value, [weights = maps.weights, slopes, outside, inside](const at::Tensor& cotangent) {
