@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -125,6 +126,30 @@ TEST_F(Density, WithoutSamplesNoPictureIsPromised) {
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   for (const std::string& text : {trained.out, trained.err}) EXPECT_EQ(text.find(".png"), std::string::npos) << text;
   EXPECT_TRUE(std::filesystem::is_empty(folder / "run/samples"));
+}
+
+TEST_F(Density, ATimelineTellsThePartsOfAStep) {
+  const auto traced = train("run", {"--set", "steps=8", "--trace", "step.json"});
+  ASSERT_EQ(traced.exit_code, 0) << traced.err;
+  const auto parts = [this](const std::string& file) {
+    const std::string command =
+        "python3 " INVATTN_SCRIPTS "/trace_parts " + (folder / file).string() + " > " + (folder / "parts.md").string() + " 2>&1";
+    return std::system(command.c_str());  // NOLINT(cert-env33-c,concurrency-mt-unsafe)
+  };
+  ASSERT_EQ(parts("step.json"), 0) << read_plainly(folder / "parts.md");
+  const auto table = read_plainly(folder / "parts.md");
+  for (const char* part : {"log-determinants", "convolutions", "spectral norms", "attention", "guard", "optimiser", "all"}) {
+    EXPECT_NE(table.find("\n| " + std::string(part) + " |"), std::string::npos) << part << "\n" << table;
+  }
+  EXPECT_NE(parts("run/config.toml"), 0);
+  EXPECT_NE(read_plainly(folder / "parts.md").find("expected a timeline"), std::string::npos);
+
+  ASSERT_EQ(train("plain", {"--set", "steps=8"}).exit_code, 0);
+  for (const auto& [name, tensor] : checkpoint("run")) EXPECT_TRUE(at::equal(tensor, checkpoint("plain").at(name))) << name;
+
+  const auto nowhere = train("other", {"--set", "steps=8", "--trace", "no/such/folder/step.json"});
+  EXPECT_EQ(nowhere.exit_code, 4) << nowhere.err;
+  EXPECT_NE(nowhere.err.find("expected to write a timeline"), std::string::npos) << nowhere.err;
 }
 
 TEST_F(Density, VariantsOnOnePage) {
