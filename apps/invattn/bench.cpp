@@ -385,6 +385,7 @@ void growth(const BenchArguments& arguments) {
           ". Choose it by --device cpu or --device cuda.");
   const auto kernels = parse_name<Kernels>(arguments.kernels, kOrigin);
   std::vector<Shape> standard;
+  standard.reserve(kernels::kGrowthShapes.size());
   for (const auto& shape : kernels::kGrowthShapes) standard.push_back(shape_of(shape));
   const std::vector<Shape> shapes = chosen_shapes(arguments, standard);
 
@@ -443,6 +444,7 @@ std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
   heading(drawing, "Training step of a flow, " + device.str(),
           {{"measured", {.colour = kBlue, .width = 2}}, {"in proportion", {.colour = kMuted, .width = 1.5, .dashed = true}}});
   std::vector<double> all;
+  all.reserve(points.size());
   for (const FlowPoint& point : points) all.push_back(point.side.milliseconds);
   for (size_t axis = 0; axis < kFlowAxes.size(); ++axis) {
     std::vector<double> places;
@@ -457,6 +459,7 @@ std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
     Plot plot(drawing, panels.x(axis), panels.y(axis), Panels::kWidth, Panels::kHeight, horizontal, axis_around(all, true));
     plot.labels(kFlowAxes[axis].name, kFlowAxes[axis].name, axis == 0 ? "ms a step" : "");
     std::vector<double> proportion;
+    proportion.reserve(places.size());
     for (const double place : places) proportion.push_back(times.back() * place / places.back());
     plot.curve(places, proportion, {.colour = kMuted, .width = 1.5, .dashed = true});
     plot.curve(places, times, {.colour = kBlue, .width = 2});
