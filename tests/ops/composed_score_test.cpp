@@ -27,7 +27,9 @@ class ComposedScores : public ::testing::TestWithParam<at::DeviceType> {
 
 TEST_P(ComposedScores, AreTheProductsOfTheMaps) {
   for (const auto type : {at::kFloat, at::kDouble}) {
-    for (const auto& [width, channels] : {std::pair{3, 12}, std::pair{1, 1}, std::pair{7, 5}, std::pair{64, 300}}) {
+    for (const auto& sizes : {std::pair{3, 12}, std::pair{1, 1}, std::pair{7, 5}, std::pair{64, 300}}) {
+      const auto width = sizes.first;
+      const auto channels = sizes.second;
       for (const bool biased : {true, false}) {
         const at::NoGradGuard no_grad;
         const auto score = draw({1, 2 * width}, 1, type);
