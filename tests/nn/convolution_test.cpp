@@ -250,7 +250,7 @@ TEST(ConvolutionBranch, TrainsInBfloat16AndIsEvaluatedAsItIs) {
     branch->train();
     branch->train_in(at::kBFloat16);
     const auto reduced = results();
-    EXPECT_LT(max_difference(branch->freeze(x).value(x), exact[0]), 1e-5) << "what is iterated is not reduced, in training mode neither";
+    EXPECT_LT(max_difference(branch->freeze(x).value(x), exact[0]), 1e-4) << "what is iterated is not reduced, in training mode neither";
     for (std::size_t i = 0; i < exact.size(); ++i) {
       EXPECT_EQ(reduced[i].scalar_type(), at::kFloat);
       const double difference = (reduced[i] - exact[i]).norm().item<double>() / exact[i].norm().item<double>();

@@ -117,7 +117,8 @@ TEST(Recompute, WithoutGradientsItIsTheForwardPass) {
   auto saving = flow(true);
   at::NoGradGuard no_grad;
   const auto options = SeriesLogDet{.terms = 3, .seed = 1};
-  EXPECT_EQ(testing::max_difference(saving->log_prob(images(), options).value, flow(false)->log_prob(images(), options).value), 0);
+  EXPECT_LT(testing::max_difference(saving->log_prob(images(), options).value, flow(false)->log_prob(images(), options).value), 1e-11)
+      << "blocks of a kind have their norms worked out together, to other last digits";
 }
 
 }  // namespace
