@@ -57,6 +57,7 @@ std::string name_of(const ::testing::TestParamInfo<DetectorVariant>& info) {
 
 std::vector<DetectorVariant> all_variants() {
   std::vector<DetectorVariant> result;
+  result.reserve(EnumNames<DetectorVariant>::kNames.size());
   for (const auto& [variant, name] : EnumNames<DetectorVariant>::kNames) result.push_back(variant);
   return result;
 }
