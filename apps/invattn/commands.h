@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <c10/core/Device.h>
 
 namespace invattn::tool {
 
@@ -18,8 +20,40 @@ struct Example {
 /// invattn::Error, and main turns that into a message and an exit code.
 CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string& description, const std::vector<Example>& examples);
 
-/// The exit code after a Ctrl-C, as shells count it.
-inline constexpr int kInterrupted = 130;
+/// Of every command that computes.
+struct ComputeArguments {
+  std::string device = "auto";
+  std::string kernels = "auto";
+  int64_t threads = 0;
+  bool json = false;
+
+  void add_to(CLI::App& command);
+
+  /// Sets threads and kernels for the process, and gives the device. A usage error of `origin` where they are not to be had.
+  at::Device apply(const std::string& origin) const;
+};
+
+/// Of every command that makes a run folder from a configuration.
+struct RunArguments : ComputeArguments {
+  std::string config;
+  std::vector<std::string> assignments;
+  std::filesystem::path out;
+  bool resume = false;
+  bool print_config = false;
+  bool keys = false;
+
+  /// `example` of a --set.
+  void add_to(CLI::App& command, const std::string& example);
+
+  /// A run is resumed by name.
+  void require_folder(const std::string& origin) const;
+};
+
+/// After a Ctrl-C that lost nothing: says how to go on and ends the tool with 130, as shells count it.
+[[noreturn]] void stop_interrupted(const std::string& again);
+
+/// model.safetensors of a run, where a folder is named.
+std::filesystem::path model_file(const std::filesystem::path& model);
 
 /// A folder for a run that names none: runs/<experiment>-<date>-<time>.
 std::filesystem::path fresh_run_folder(const std::string& experiment);

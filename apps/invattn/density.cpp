@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <embedded_configs.h>
 #include <nlohmann/json.hpp>
@@ -23,7 +22,6 @@
 #include "invattn/io/image_file.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/flow.h"
-#include "invattn/ops/kernels.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "machine.h"
@@ -33,28 +31,7 @@ namespace {
 
 constexpr int64_t kMebibyte = 1 << 20;
 
-/// Of every subcommand.
-struct CommonArguments {
-  std::string data;
-  std::string device = "auto";
-  std::string kernels = "auto";
-  int64_t threads = 0;
-  bool json = false;
-
-  void add_to(CLI::App& command) {
-    command.add_option("--data", data, "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, eight-gaussians, two-moons, checkerboard");
-    command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
-    command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
-    command.add_flag("--json", json, "Print the results as JSON");
-  }
-
-  at::Device apply() const {
-    if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-    use_kernels(parse_name<Kernels>(kernels, "density"));
-    return device_named(device, "density");
-  }
-};
+constexpr const char* kDataHelp = "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, eight-gaussians, two-moons, checkerboard";
 
 void print(const DensityScore& score, bool plane) {
   std::cout << (plane ? "nats per point      " : "bits per dimension  ") << number_text("%.4f", score.bits) << " +- "
@@ -76,18 +53,13 @@ void require_inverted(const DensityScore& score) {
 
 // ---- train
 
-struct TrainArguments : CommonArguments {
-  std::string config;
-  std::vector<std::string> assignments;
-  std::filesystem::path out;
+struct TrainArguments : RunArguments {
+  std::string data;
   double minutes = 0;
   int64_t shard_megabytes = 0;
   std::filesystem::path weights;
   std::filesystem::path trace;
   bool weights_only = false;
-  bool resume = false;
-  bool print_config = false;
-  bool keys = false;
 };
 
 DensityOptions resolve(const TrainArguments& arguments) {
@@ -111,7 +83,7 @@ void train(TrainArguments arguments) {
     std::cout << field_reference<DensityOptions>();
     return;
   }
-  require(!arguments.resume || !arguments.out.empty(), "density", "expected the folder of the run to resume, got none. Name it by --out.");
+  arguments.require_folder("density");
   const DensityOptions options = resolve(arguments);
   if (arguments.print_config) {
     std::cout << write_toml(options);
@@ -121,7 +93,7 @@ void train(TrainArguments arguments) {
   const bool embedded = arguments.config.empty() && !arguments.resume &&
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
-  const at::Device device = arguments.apply();
+  const at::Device device = arguments.apply("density");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
   const std::string again = "invattn density train --resume --out " + arguments.out.string();
   try {
@@ -148,14 +120,14 @@ void train(TrainArguments arguments) {
     }
     require_inverted(outcome.validation);
   } catch (const Interrupted&) {
-    std::cerr << "\nStopped; everything is saved. Continue with: " << again << std::endl;
-    throw CLI::RuntimeError(kInterrupted);
+    stop_interrupted(again);
   }
 }
 
 // ---- what is done with a trained flow
 
-struct ModelArguments : CommonArguments {
+struct ModelArguments : ComputeArguments {
+  std::string data;
   std::filesystem::path model;
   std::filesystem::path out;
   int64_t seed = 0;
@@ -181,13 +153,13 @@ struct ModelArguments : CommonArguments {
   void add_model(CLI::App& command) {
     command.add_option("model", model, "model.safetensors of a run, or the folder of the run")->required();
     command.add_option("--seed", seed, "Of images, noise, probes and latents")->capture_default_str();
+    command.add_option("--data", data, "As of train (default: what the run was trained on)");
     add_to(command);
-    command.get_option("--data")->description("As of train (default: what the run was trained on)");
   }
 };
 
 Flow load_flow(const ModelArguments& arguments, at::Device device) {
-  const auto path = std::filesystem::is_directory(arguments.model) ? arguments.model / "model.safetensors" : arguments.model;
+  const auto path = model_file(arguments.model);
   const auto flow = std::dynamic_pointer_cast<FlowImpl>(load(path));
   if (!flow) {
     fail(ErrorKind::kData, path.string(), "expected a flow, got another model. `invattn info ", path.string(), "` says what it is.");
@@ -209,7 +181,7 @@ at::Tensor test_data(const ModelArguments& arguments, const FlowImpl& flow, int6
 }
 
 DensityScore score(const ModelArguments& arguments, const DensityEvaluation& evaluation, bool& plane) {
-  Flow flow = load_flow(arguments, arguments.apply());
+  Flow flow = load_flow(arguments, arguments.apply("density"));
   plane = flow->options().pixels == PixelTransform::kNone;
   const at::Tensor data = test_data(arguments, *flow, evaluation.images);
   Progress progress;
@@ -256,7 +228,7 @@ void write_picture(const std::filesystem::path& path, const at::Tensor& picture)
 }
 
 void sample(const ModelArguments& arguments) {
-  Flow flow = load_flow(arguments, arguments.apply());
+  Flow flow = load_flow(arguments, arguments.apply("density"));
   const Solution drawn =
       flow->sample(arguments.count, arguments.temperature, arguments.seed, AndersonOptions{.tolerance = arguments.tolerance});
   std::cout << drawn.report.brief() << "\n";
@@ -272,7 +244,7 @@ void sample(const ModelArguments& arguments) {
 /// Between the latents of pairs of images along the great circle, which keeps their length what it is under a Gaussian.
 void interpolate(const ModelArguments& arguments) {
   const at::NoGradGuard no_grad;
-  const at::Device device = arguments.apply();
+  const at::Device device = arguments.apply("density");
   Flow flow = load_flow(arguments, device);
   require(flow->options().pixels != PixelTransform::kNone, "density interpolate", "expected a flow of images, got one of the plane.");
   require(arguments.steps >= 2, "density interpolate", "expected --steps 2 or more, got ", arguments.steps, ".");
@@ -300,7 +272,7 @@ void interpolate(const ModelArguments& arguments) {
 /// Images, what comes back, and the difference a million times larger.
 void invert(const ModelArguments& arguments) {
   const at::NoGradGuard no_grad;
-  const at::Device device = arguments.apply();
+  const at::Device device = arguments.apply("density");
   Flow flow = load_flow(arguments, device);
   at::manual_seed(static_cast<uint64_t>(arguments.seed));
   const at::Tensor x = flow_input(test_data(arguments, *flow, arguments.count).to(device), /*channels_last=*/false);
@@ -328,12 +300,10 @@ void invert(const ModelArguments& arguments) {
 void add_train(CLI::App& density) {
   CLI::App* command = density.add_subcommand("train", "Train a flow by maximum likelihood; write a run folder");
   auto arguments = std::make_shared<TrainArguments>();
-  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
-  arguments->add_to(*command);
+  arguments->add_to(*command, "flow.attention=none");
   command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded configurations)");
-  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example flow.attention=none")
-      ->take_all();
-  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
+  command->get_option("--resume")->description("Go on with the run in --out (with --set, for example steps=…)");
+  command->add_option("--data", arguments->data, kDataHelp);
   command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
   command->add_option("--shard-mb", arguments->shard_megabytes, "Write checkpoints as files of at most so many MiB")
       ->check(CLI::PositiveNumber);
@@ -341,9 +311,6 @@ void add_train(CLI::App& density) {
   command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
   command->add_flag("--weights-only", arguments->weights_only,
                     "With each checkpoint write weights.safetensors: the weights alone, in bfloat16");
-  command->add_flag("--resume", arguments->resume, "Go on with the run in --out (with --set, for example steps=…)");
-  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
-  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
   command->callback([arguments] { train(*arguments); });
 }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <embedded_configs.h>
 #include <nlohmann/json.hpp>
@@ -23,7 +22,6 @@
 #include "invattn/io/image_file.h"
 #include "invattn/nn/detection.h"
 #include "invattn/ops/full_precision.h"
-#include "invattn/ops/kernels.h"
 #include "invattn/report/detection.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
@@ -35,27 +33,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kDataHelp = "synthetic, camo:PATH (train/ and test/ below it) or a folder; each with image/ and mask/";
-
-/// Of every subcommand.
-struct CommonArguments {
-  std::string device = "auto";
-  std::string kernels = "auto";
-  int64_t threads = 0;
-  bool json = false;
-
-  void add_to(CLI::App& command) {
-    command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
-    command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-    command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
-    command.add_flag("--json", json, "Print the results as JSON");
-  }
-
-  at::Device apply() const {
-    if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-    use_kernels(parse_name<Kernels>(kernels, "detect"));
-    return device_named(device, "detect");
-  }
-};
 
 void print(const DetectionScore& score) {
   const SegmentationScores& s = score.scores;
@@ -74,17 +51,11 @@ DetectionObserver observer_of(Progress& progress) {
 
 // ---- train
 
-struct TrainArguments : CommonArguments {
-  std::string config;
+struct TrainArguments : RunArguments {
   std::string data;
   std::string variant;
-  std::vector<std::string> assignments;
-  std::filesystem::path out;
   std::filesystem::path weights;
   double minutes = 0;
-  bool resume = false;
-  bool print_config = false;
-  bool keys = false;
 
   bool embedded() const { return config.empty() && !resume && (data.empty() || data == "synthetic"); }
 };
@@ -109,7 +80,7 @@ void train(TrainArguments arguments) {
     std::cout << field_reference<DetectionOptions>();
     return;
   }
-  require(!arguments.resume || !arguments.out.empty(), "detect", "expected the folder of the run to resume, got none. Name it by --out.");
+  arguments.require_folder("detect");
   require(!arguments.resume || arguments.weights.empty(), "detect",
           "expected no --weights with --resume, got one. A run that is resumed has its weights.");
   const DetectionOptions options = resolve(arguments);
@@ -117,7 +88,7 @@ void train(TrainArguments arguments) {
     std::cout << write_toml(options);
     return;
   }
-  const at::Device device = arguments.apply();
+  const at::Device device = arguments.apply("detect");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("detect");
   const std::string again = "invattn detect train --resume --out " + arguments.out.string();
   try {
@@ -140,14 +111,13 @@ void train(TrainArguments arguments) {
     }
     require_inverted(outcome.inverses);
   } catch (const Interrupted&) {
-    std::cerr << "\nStopped; everything is saved. Continue with: " << again << std::endl;
-    throw CLI::RuntimeError(kInterrupted);
+    stop_interrupted(again);
   }
 }
 
 // ---- what is done with a trained detector
 
-struct ModelArguments : CommonArguments {
+struct ModelArguments : ComputeArguments {
   std::filesystem::path model;
   std::string data = "synthetic";
   std::filesystem::path input;
@@ -169,8 +139,7 @@ struct ModelArguments : CommonArguments {
 };
 
 Detector load_model(const ModelArguments& arguments, at::Device device) {
-  const auto path = std::filesystem::is_directory(arguments.model) ? arguments.model / "model.safetensors" : arguments.model;
-  Detector detector = load_detector(path);
+  Detector detector = load_detector(model_file(arguments.model));
   detector->to(device);
   require(!arguments.invert || is_invertible(detector->options().variant), "detect",
           "expected a variant with invertible attention for --invert-check, got ", detector->options().variant, ".");
@@ -178,7 +147,7 @@ Detector load_model(const ModelArguments& arguments, at::Device device) {
 }
 
 void evaluate(const ModelArguments& arguments) {
-  Detector detector = load_model(arguments, arguments.apply());
+  Detector detector = load_model(arguments, arguments.apply("detect"));
   const MaskPairs pairs =
       load_detection_test(arguments.data, arguments.images, detector->options().size, detector->options().antialias, arguments.seed);
   Progress progress;
@@ -215,7 +184,7 @@ void predict(const ModelArguments& arguments) {
       fail(ErrorKind::kData, "detect predict", "expected PNG or JPEG files in ", arguments.input.string(), ", got none. Check the folder.");
     }
   }
-  const at::Device device = arguments.apply();
+  const at::Device device = arguments.apply("detect");
   Detector detector = load_model(arguments, device);
   const int64_t size = detector->options().size;
   std::vector<at::Tensor> images;  // all of them, before anything is written
@@ -268,18 +237,13 @@ void compare(const std::vector<std::filesystem::path>& runs, const std::filesyst
 void add_train(CLI::App& detect) {
   CLI::App* command = detect.add_subcommand("train", "Train a detector; write a run folder");
   auto arguments = std::make_shared<TrainArguments>();
-  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
+  arguments->add_to(*command, "epochs=10");
+  command->get_option("--resume")->description("Go on with the run in --out (with --set, for example epochs=…)");
   command->add_option("--data", arguments->data, kDataHelp);
   command->add_option("--variant", arguments->variant,
                       "base, gaussian, embedded-gaussian, dot-product, concatenation, or one of these kinds behind `invertible-`");
   command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
-  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example epochs=10")->take_all();
-  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
   command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
-  command->add_flag("--resume", arguments->resume, "Go on with the run in --out (with --set, for example epochs=…)");
-  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
-  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
-  arguments->add_to(*command);
   command->callback([arguments] { train(*arguments); });
 }
 

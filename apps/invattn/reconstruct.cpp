@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <embedded_configs.h>
 
 #include "commands.h"
@@ -16,28 +15,17 @@
 #include "invattn/experiments/reconstruction.h"
 #include "invattn/experiments/reconstruction_options.h"
 #include "invattn/nn/attention.h"
-#include "invattn/ops/kernels.h"
 #include "invattn/train/interrupt.h"
 #include "machine.h"
 
 namespace invattn::tool {
 namespace {
 
-struct ReconstructArguments {
-  std::string config;
+struct ReconstructArguments : RunArguments {
   std::vector<std::string> data;
   std::vector<std::string> kinds;
   std::vector<std::string> policies;
   std::vector<int64_t> seeds;
-  std::vector<std::string> assignments;
-  std::filesystem::path out;
-  std::string device = "auto";
-  std::string kernels = "auto";
-  int64_t threads = 0;
-  bool resume = false;
-  bool json = false;
-  bool print_config = false;
-  bool keys = false;
 
   /// Nothing was said about what to do.
   bool empty() const { return config.empty() && data.empty() && !resume; }
@@ -73,8 +61,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
     std::cout << field_reference<ReconstructionOptions>();
     return;
   }
-  require(!arguments.resume || !arguments.out.empty(), "reconstruct",
-          "expected the folder of the run to resume, got none. Name it by --out.");
+  arguments.require_folder("reconstruct");
   const ReconstructionOptions options = resolve(arguments);
   if (arguments.print_config) {
     std::cout << write_toml(options);
@@ -82,13 +69,11 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
   }
   // The tensors of the embedded default are too small to be worth sharing, and threads that wait for a busy core cost minutes.
   if (arguments.threads == 0 && arguments.empty()) arguments.threads = 1;
-  if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
-  use_kernels(parse_name<Kernels>(arguments.kernels, "reconstruct"));
+  const at::Device device = arguments.apply("reconstruct");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("reconstruct");
   try {
-    const ReconstructionOutcome outcome = run_reconstruction(
-        options,
-        {.folder = arguments.out, .device = device_named(arguments.device, "reconstruct"), .resume = arguments.resume, .command = command});
+    const ReconstructionOutcome outcome =
+        run_reconstruction(options, {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command});
     if (arguments.json) {
       std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
     } else {
@@ -101,9 +86,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
            "\nTry more training images, a smaller guard.target, or a tighter tolerance.");
     }
   } catch (const Interrupted&) {
-    std::cerr << "\nStopped; everything is saved. Continue with: invattn reconstruct --resume --out " << arguments.out.string()
-              << std::endl;
-    throw CLI::RuntimeError(kInterrupted);
+    stop_interrupted("invattn reconstruct --resume --out " + arguments.out.string());
   }
 }
 
@@ -117,22 +100,13 @@ void add_reconstruct(CLI::App& tool) {
                    {"invattn reconstruct --config FILE", "as configs/reconstruction/small.toml says"},
                    {"invattn reconstruct --resume --out RUN", "go on with a run that was stopped"}});
   auto arguments = std::make_shared<ReconstructArguments>();
-  command->add_option("--config", arguments->config, "TOML file (docs/config.md lists the keys)");
+  arguments->add_to(*command, "guard.weight=20");
+  command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded default)");
+  command->get_option("--json")->description("Print results.json in place of the table");
   command->add_option("--data", arguments->data, "Data sets: synthetic, cifar10:PATH, svhn:PATH, celeba:PATH")->take_all();
   command->add_option("--kind", arguments->kinds, "Kinds of attention (default: all four)");
   command->add_option("--policy", arguments->policies, "Presets: guarded, strict, paper, published-code (default: guarded)");
   command->add_option("--seed", arguments->seeds, "Seeds (default: 0 1 2)");
-  command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example guard.weight=20")
-      ->take_all();
-  command->add_option("--out", arguments->out, "Folder of the run (default: a new one below runs/)");
-  command->add_option("--device", arguments->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--kernels", arguments->kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-  command->add_option("--threads", arguments->threads, "CPU threads (default: all cores; 1 for the embedded default)")
-      ->check(CLI::Range(1, 1024));
-  command->add_flag("--resume", arguments->resume, "Go on with the run in --out");
-  command->add_flag("--json", arguments->json, "Print results.json in place of the table");
-  command->add_flag("--print-config", arguments->print_config, "Print the resolved configuration and stop");
-  command->add_flag("--keys", arguments->keys, "Print every key of the configuration with type, default and meaning, and stop");
   command->callback([arguments] { reconstruct(*arguments, command_line()); });
 }
 

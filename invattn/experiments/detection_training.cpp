@@ -13,7 +13,6 @@
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
-#include "invattn/core/version.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/detection.h"
 #include "invattn/experiments/detection_data.h"
@@ -297,11 +296,8 @@ class Training {
     if (test.size() > 0) results["test"] = ordered_json::parse(to_json(outcome.test));
     results["certificates"] = outcome.promises;
     results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
-    results["made_with"] = {{"command", run_.run.command},
-                            {"weights", run_.weights.filename().string()},
-                            {"invattn", kVersion},
-                            {"torch", kTorchVersion},
-                            {"device", device_.str()}};
+    results["made_with"] = ordered_json::parse(made_with(run_.run));
+    results["made_with"]["weights"] = run_.weights.filename().string();
     write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
     return outcome;
   }
