@@ -55,6 +55,7 @@ struct TrainArguments : RunArguments {
   std::string data;
   std::string variant;
   std::filesystem::path weights;
+  std::filesystem::path trace;
   double minutes = 0;
 
   bool embedded() const { return config.empty() && !resume && (data.empty() || data == "synthetic"); }
@@ -95,7 +96,8 @@ void train(TrainArguments arguments) {
     const DetectionOutcome outcome =
         train_detection(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
                                   .time_limit = 60 * arguments.minutes,
-                                  .weights = arguments.weights});
+                                  .weights = arguments.weights,
+                                  .trace = arguments.trace});
     if (!outcome.finished) {
       std::cout << "Stopped by --time-limit after epoch " << outcome.epoch << " of " << options.epochs
                 << "; everything is saved. Continue with: " << again << std::endl;
@@ -244,6 +246,7 @@ void add_train(CLI::App& detect) {
                       "base, gaussian, embedded-gaussian, dot-product, concatenation, or one of these kinds behind `invertible-`");
   command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
   command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
+  command->add_option("--trace", arguments->trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
   command->callback([arguments] { train(*arguments); });
 }
 

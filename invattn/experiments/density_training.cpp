@@ -46,7 +46,8 @@ constexpr int64_t kMeasured = 256;  // images on which the constants of attentio
 constexpr int64_t kPlanePixels = 200;
 constexpr int64_t kTracedStep = 5;  // of a process: everything is loaded and tried by then
 
-/// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient, largest local constant.
+/// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient; and the largest local constant since the last
+/// report.
 enum Figure { kBits, kPenalty, kGradientNorm, kLargest, kFigures };
 
 class Training {
@@ -182,10 +183,11 @@ class Training {
     at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), place));  // so that nothing of it has to be remembered
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 24;
+    const bool guarded = guard_->due(step_, options_.batch);
     const bool traces = !run_.trace.empty();
     if (traces && number == kTracedStep) {
       trace_work(run_.trace, [&] {
-        work(terms);
+        work(terms, guarded);
         finite();  // waits
       });
       progress_.keep("Timeline of a step in " + run_.trace.string());
@@ -194,33 +196,35 @@ class Training {
     const bool captured = (!traces || number > kTracedStep) && options_.capture && options_.log_det.estimator != DensityEstimator::kExact &&
                           terms <= kManyTerms;
     if (!captured) {
-      work(terms);
+      work(terms, guarded);
       return;
     }
-    auto& step = steps_[terms];
+    auto& step = steps_[{terms, guarded}];
     if (!step) {
       const CapturedStep* other = nullptr;
-      for (const auto& [number, known] : steps_) other = known ? known.get() : other;
+      for (const auto& [kind, known] : steps_) other = known ? known.get() : other;
       step = std::make_unique<CapturedStep>(
-          device_, [this, terms] { work(terms); }, other);
+          device_, [this, terms, guarded] { work(terms, guarded); }, other);
     }
     (*step)();
   }
 
-  void work(int64_t terms) {
+  void work(int64_t terms, bool guarded) {
     optimizer_->zero_grad();
     const at::Tensor some = train_.index_select(0, numbers_);
     const at::Tensor x = flow_input(plane_ ? some : augmented(some, options_.flip, options_.crop), options_.channels_last);
     const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
     const at::Tensor loss = -log_prob / unit();
-    const at::Tensor penalty = guard_->size() > 0 ? guard_->penalty() : at::Tensor();
+    const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
     (penalty.defined() ? loss + penalty : loss).backward();
     optimizer_->step();
     const at::NoGradGuard no_grad;
-    const auto or_zero = [&](const at::Tensor& value) {
-      return value.defined() ? value.detach().to(at::kFloat) : at::zeros({}, sums_.options());
-    };
-    sums_.add_(at::stack({or_zero(loss), or_zero(penalty), or_zero(optimizer_->gradient_norm()), or_zero(guard_->largest())}));
+    sums_[kBits].add_(loss.detach());
+    if (optimizer_->gradient_norm().defined()) sums_[kGradientNorm].add_(optimizer_->gradient_norm());
+    if (!guarded) return;
+    sums_[kPenalty].add_(penalty.detach());
+    at::Tensor largest = sums_[kLargest];
+    at::maximum_out(largest, largest, guard_->largest());
   }
 
   /// Images are measured in bits per dimension, points of the plane in nats.
@@ -233,21 +237,22 @@ class Training {
 
   /// False where the training has gone astray.
   bool report(int64_t first, Clock::time_point start, const TimeLeft& time) {
-    const at::Tensor means = (sums_ / static_cast<double>(options_.report_every)).cpu();
-    if (!means.isfinite().all().item<bool>()) return false;
+    const at::Tensor sums = sums_.cpu();
+    if (!sums.isfinite().all().item<bool>()) return false;
     sums_.zero_();
-    const auto mean = [&means](Figure figure) { return static_cast<double>(means[figure].item<float>()); };
+    const auto mean = [&](Figure figure) { return sums[figure].item<double>() / static_cast<double>(options_.report_every); };
+    const auto largest = sums[kLargest].item<double>();
     const double speed = static_cast<double>(step_ - first) / std::max(seconds_since(start), 1e-9);
     append({{"step", step_},
             {"bits", json_number(mean(kBits))},
             {"penalty", json_number(mean(kPenalty))},
             {"gradient_norm", json_number(mean(kGradientNorm))},
-            {"largest", json_number(mean(kLargest))},
+            {"largest", json_number(largest)},
             {"learning_rate", optimizer_->options().learning_rate},
             {"seconds", json_number(seconds_)}});
     const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
     progress_.show("step " + std::to_string(step_) + " of " + std::to_string(options_.steps) + ": " + number_text("%.4f ", mean(kBits)) +
-                   unit_name() + (guard_->size() > 0 ? number_text(", largest local constant %.3f", mean(kLargest)) : "") +
+                   unit_name() + (guard_->size() > 0 ? number_text(", largest local constant %.3f", largest) : "") +
                    number_text(", %.1f steps/s", speed) + (left.empty() ? "" : ", " + left));
     return true;
   }
@@ -403,8 +408,8 @@ class Training {
   at::Tensor numbers_;  // (batch) int64: the images of the step
   at::Tensor order_;    // of the epoch
   int64_t epoch_ = -1;
-  at::Tensor sums_;                                         // (kFigures), since the last report
-  std::map<int64_t, std::unique_ptr<CapturedStep>> steps_;  // by number of terms
+  at::Tensor sums_;                                                          // (kFigures), since the last report
+  std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks
   int64_t step_ = 0;
   double seconds_ = 0;                                        // of training, over all processes
   double memory_ = std::numeric_limits<double>::quiet_NaN();  // MiB of the device, while training

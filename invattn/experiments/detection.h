@@ -69,6 +69,7 @@ struct DetectionRun {
   RunSettings run{};
   double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
   std::filesystem::path weights{};  ///< of the backbone, under torchvision's names; empty: it starts from nothing
+  std::filesystem::path trace{};    ///< where a timeline of one early step goes, one in which the guard looks; none: no timeline
 };
 
 struct DetectionOutcome {

@@ -24,6 +24,7 @@
 #include "invattn/train/fast_convolutions.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
+#include "invattn/train/trace.h"
 
 namespace invattn {
 namespace {
@@ -34,8 +35,9 @@ using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
 constexpr int64_t kMeasuredBatch = 8;
+constexpr int64_t kTracedStep = 5;  // of a process, or soon after: everything is loaded and tried by then
 
-/// What a step adds up, on the device: cross-entropy, penalty, largest local constant.
+/// What a step adds up, on the device: cross-entropy and penalty; and the largest local constant since the last report.
 enum Figure { kLoss, kPenalty, kLargest, kFigures };
 
 class Training {
@@ -82,17 +84,33 @@ class Training {
     const int64_t first = step_;
     auto saved = start;
     auto fast = std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32);
-    CapturedStep step(options_.capture ? device_ : at::Device(at::kCPU), [this] { work(); });
+    const at::Device captured = options_.capture ? device_ : at::Device(at::kCPU);
+    CapturedStep step(captured, [this] { work(false); });
+    CapturedStep guarded_step(
+        captured, [this] { work(true); }, &step);
     detector_->train();
     progress_.keep("Training " + std::string(to_string(options_.network.variant)) + " on " + std::to_string(train_.size(0)) + " images, " +
                    std::to_string(parameters()) + " weights, " + std::to_string(guard_->size()) + " guarded attention blocks, on " +
                    device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
+    bool to_trace = !run_.trace.empty();
     while (step_ < steps()) {
       choose_batch();
       set_learning_rate();
       // So that nothing of it has to be remembered.
       at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step_)));
-      step();
+      const bool guarded = guard_->due(step_, options_.batch);
+      if (to_trace && step_ - first >= kTracedStep && (guarded || guard_->size() == 0)) {
+        trace_work(run_.trace, [&] {
+          work(guarded);
+          require_finite();  // waits
+        });
+        progress_.keep("Timeline of a step in " + run_.trace.string());
+        to_trace = false;
+      } else if (to_trace) {
+        work(guarded);
+      } else {
+        (guarded ? guarded_step : step)();
+      }
       ++step_;
       const bool last = step_ == steps();
       if (step_ % options_.report_every == 0) {
@@ -150,21 +168,22 @@ class Training {
   }
 
   /// Reads `numbers_` and adds to `sums_`, without waiting for the device.
-  void work() {
+  void work(bool guarded) {
     optimizer_->zero_grad();
     const at::Tensor some = augmented(train_.index_select(0, numbers_), options_.flip, /*crop=*/0);
     at::Tensor pixels = some.narrow(1, 0, 3).to(at::kFloat);
     if (options_.channels_last) pixels = pixels.contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor truth = some.narrow(1, 3, 1).to(at::kFloat) / 255;
     const at::Tensor loss = at::binary_cross_entropy_with_logits(detector_->forward(pixels), truth);
-    const at::Tensor penalty = guard_->size() > 0 ? guard_->penalty() : at::Tensor();
+    const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
     (penalty.defined() ? loss + penalty : loss).backward();
     optimizer_->step();
     const at::NoGradGuard no_grad;
-    const auto or_zero = [&](const at::Tensor& value) {
-      return value.defined() ? value.detach().to(at::kFloat) : at::zeros({}, sums_.options());
-    };
-    sums_.add_(at::stack({or_zero(loss), or_zero(penalty), or_zero(guard_->largest())}));
+    sums_[kLoss].add_(loss.detach());
+    if (!guarded) return;
+    sums_[kPenalty].add_(penalty.detach());
+    at::Tensor largest = sums_[kLargest];
+    at::maximum_out(largest, largest, guard_->largest());
   }
 
   // ---- looking at it
@@ -177,23 +196,23 @@ class Training {
 
   void report(int64_t first, const TimeLeft& time) {
     require_finite();
-    const at::Tensor means = (sums_ / static_cast<double>(options_.report_every)).cpu();
+    const at::Tensor sums = sums_.cpu();
     sums_.zero_();
-    const auto mean = [&means](Figure figure) { return static_cast<double>(means[figure].item<float>()); };
+    const auto mean = [&](Figure figure) { return sums[figure].item<double>() / static_cast<double>(options_.report_every); };
+    const auto largest = sums[kLargest].item<double>();
     append_metrics(folder_,
                    ordered_json{{"step", step_},
                                 {"epoch", static_cast<double>(step_) / static_cast<double>(per_epoch())},
                                 {"loss", json_number(mean(kLoss))},
                                 {"penalty", json_number(mean(kPenalty))},
-                                {"largest", json_number(mean(kLargest))},
+                                {"largest", json_number(largest)},
                                 {"learning_rate", optimizer_->options().learning_rate},
                                 {"seconds", json_number(seconds_)}}
                        .dump(),
                    kOrigin);
     const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
     progress_.show("epoch " + std::to_string((step_ - 1) / per_epoch() + 1) + " of " + std::to_string(options_.epochs) + ": loss " +
-                   number_text("%.4f", mean(kLoss)) +
-                   (guard_->size() > 0 ? number_text(", largest local constant %.3f", mean(kLargest)) : "") +
+                   number_text("%.4f", mean(kLoss)) + (guard_->size() > 0 ? number_text(", largest local constant %.3f", largest) : "") +
                    (left.empty() ? "" : ", " + left));
   }
 

@@ -219,7 +219,8 @@ class CellRun {
     while (epoch_ < options_.epochs) {
       const at::Tensor order = at::randperm(train_.size(), generator_of(cell_.seed, "epoch " + std::to_string(epoch_)));
       while (step_ < steps) {
-        take_step(order.slice(0, step_ * options_.batch, (step_ + 1) * options_.batch), optimizer);
+        take_step(order.slice(0, step_ * options_.batch, (step_ + 1) * options_.batch), guard_->due(epoch_ * steps + step_, options_.batch),
+                  optimizer);
         ++step_;
         observe(
             (static_cast<double>(epoch_) + static_cast<double>(step_) / static_cast<double>(steps)) / static_cast<double>(options_.epochs),
@@ -235,10 +236,10 @@ class CellRun {
     seconds_ = before + seconds_since(start);
   }
 
-  void take_step(const at::Tensor& numbers, torch::optim::Adam& optimizer) {
+  void take_step(const at::Tensor& numbers, bool guarded, torch::optim::Adam& optimizer) {
     const at::Tensor loss = loss_of(train_.batch(numbers));
     // An image that is seen once only has no use for a vector of its own: the one of the image before is a better start than none.
-    const at::Tensor penalty = options_.epochs > 1 ? guard_->penalty(numbers) : guard_->penalty();
+    const at::Tensor penalty = !guarded ? at::zeros({}) : options_.epochs > 1 ? guard_->penalty(numbers) : guard_->penalty();
     optimizer.zero_grad();
     (loss + penalty).backward();
     optimizer.step();

@@ -41,6 +41,12 @@ Guard::~Guard() {
 
 double Guard::last_largest() const { return last_largest_.defined() ? last_largest_.item<double>() : 0.0; }
 
+int64_t Guard::interval(int64_t batch) const {
+  return std::max<int64_t>(1, std::llround(1 / (options_.fraction * static_cast<double>(std::max<int64_t>(batch, 1)))));
+}
+
+bool Guard::due(int64_t step, int64_t batch) const { return !guarded_.empty() && step % interval(batch) == 0; }
+
 at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
   RECORD_USER_SCOPE("guard");
   if (images.defined()) {
@@ -70,12 +76,13 @@ at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
     const auto linearization = entry.block->branch().freeze(x).linearize(x.detach());
     const auto part = images.defined() ? entry.penalty(x, value, *linearization, images.to(rows.device()).index_select(0, rows), count)
                                        : entry.penalty(x, value, *linearization, rows, batch.size(0));
-    total = total.defined() ? total + part : part;
+    const auto weighted = part * (options_.weight * static_cast<double>(interval(batch.size(0))));
+    total = total.defined() ? total + weighted : weighted;
     const auto largest = entry.penalty.constants().max();
     last_largest_ = last_largest_.defined() ? at::maximum(last_largest_, largest) : largest;
   }
   if (turn_.defined()) turn_.add_(1);
-  return total.defined() ? total * options_.weight : at::zeros({});
+  return total.defined() ? total : at::zeros({});
 }
 
 void Guard::after_step() {

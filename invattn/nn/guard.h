@@ -18,7 +18,7 @@ namespace invattn {
 struct GuardOptions {
   double target = 0.85;            ///< local constants above this are penalised while training
   double weight = 10.0;            ///< of the penalty in the loss
-  double fraction = 0.08;          ///< of the batch, in turn, that each step looks at
+  double fraction = 0.08;          ///< of the samples, in turn, that are looked at; less than one a batch: one every so many steps
   int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
   double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
   LocalConstantOptions measure{};  ///< how constants are measured at the end
@@ -27,7 +27,7 @@ struct GuardOptions {
   static void visit(Self& self, Visitor&& field) {
     field("target", self.target, "local constants above this are penalised while training");
     field("weight", self.weight, "of the penalty in the loss");
-    field("fraction", self.fraction, "of the batch, in turn, that each step looks at");
+    field("fraction", self.fraction, "of the samples, in turn, that are looked at; less than one a batch: one every so many steps");
     field("iterations", self.iterations, "power iterations per step and block");
     field("margin", self.margin, "the final scale leaves room by this factor");
     field("measure", self.measure, "how constants are measured at the end");
@@ -56,7 +56,12 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// weight x the sum over blocks of mean relu(L - target)^2, differentiable, at the inputs of the last forward pass. `images` numbers
+  /// Whether a step looks at constants: every step, but for batches so small that `fraction` of one is less than a sample. The steps
+  /// between are then for the loss alone.
+  bool due(int64_t step, int64_t batch) const;
+
+  /// weight x the sum over blocks of mean relu(L - target)^2, differentiable, at the inputs of the last forward pass, as many times as
+  /// there are steps from one that is due to the next. `images` numbers
   /// the samples of the batch within the training set, if the caller knows: each image then keeps a vector of its own, which one
   /// iteration a step is enough for, at the cost of one copy of the training set in memory. `count` is the size of the training set: with
   /// it nothing waits for a GPU, so that the step can be captured; without it the numbers are looked at.
@@ -92,6 +97,9 @@ class Guard {
     double constant;
     LocalConstantPenalty penalty;
   };
+
+  /// Steps from one that is due to the next.
+  int64_t interval(int64_t batch) const;
 
   GuardOptions options_;
   torch::nn::Module* network_;

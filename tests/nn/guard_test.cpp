@@ -142,6 +142,23 @@ TEST(Guard, LooksAtAllOfTheBatchInTurn) {
   EXPECT_NEAR(sum / 4, whole.penalty().item<double>(), 1e-4) << "four quarters have the mean of the whole";
 }
 
+TEST(Guard, SmallBatchesAreLookedAtEverySoManySteps) {
+  auto network = network_of(AttentionKind::kDotProduct);
+  const auto images = random({4, 1, 4, 4}, 1, at::kFloat);
+  network->forward(images);
+  Guard often(*network, {.target = 0.01, .weight = 1, .fraction = 0.25, .iterations = 50});
+  Guard seldom(*network, {.target = 0.01, .weight = 1, .fraction = 0.05, .iterations = 50});
+  network->forward(images);
+  int looks = 0;
+  for (int step = 0; step < 20; ++step) {
+    EXPECT_TRUE(often.due(step, 4));
+    looks += seldom.due(step, 4) ? 1 : 0;
+  }
+  EXPECT_EQ(looks, 4) << "a twentieth of 80 samples";
+  EXPECT_TRUE(seldom.due(0, 4));
+  EXPECT_NEAR(seldom.penalty().item<double>(), 5 * often.penalty().item<double>(), 1e-5) << "each look counts for five steps";
+}
+
 TEST(Guard, SeveralBlocksAreMeasuredOnWhatTheyAreGiven) {
   at::manual_seed(4);
   Sequential network(Squeeze(), InvertibleAttention(AttentionOptions{.channels = 4, .kind = AttentionKind::kGaussian}),
@@ -196,6 +213,7 @@ TEST(Guard, WithoutGuardedBlocksItDoesNothing) {
   Guard guard(*network);
   network->forward(at::zeros({1, 1, 4, 4}));
   EXPECT_EQ(guard.penalty().item<double>(), 0);
+  EXPECT_FALSE(guard.due(0, 64));
   EXPECT_TRUE(guard.finish([&](const at::Tensor& batch) { network->forward(batch); }, {at::zeros({1, 1, 4, 4})}, "").empty());
 }
 
