@@ -54,7 +54,7 @@ __global__ void norm_kernel(const T* matrix, int rows, int columns, T* norm, T* 
   for (int k = 0; k < kSquarings && trace > 0; ++k) {
     for (int at = threadIdx.x; at < side * side; at += kThreads) {
       double sum = 0;
-      for (int d = 0; d < side; ++d) sum += power[(at / side) * side + d] * power[(at % side) * side + d];  // symmetric
+      for (int d = 0; d < side; ++d) sum += power[(at / side) * side + d] * power[d * side + at % side];  // neighbours read neighbours
       square[at] = sum / (trace * trace);
     }
     __syncthreads();
