@@ -44,7 +44,7 @@ constexpr const char* kOrigin = "density";
 constexpr int kBackOffs = 3;        // times that a training that went astray starts again from its last checkpoint
 constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
 constexpr int64_t kPlanePixels = 200;
-constexpr int64_t kTracedStep = 5;  // of a process: everything is loaded and tried by then
+constexpr int64_t kTracedStep = 5;  // of a process, or soon after: everything is loaded and tried by then
 
 /// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient; and the largest local constant since the last
 /// report.
@@ -53,7 +53,12 @@ enum Figure { kBits, kPenalty, kGradientNorm, kLargest, kFigures };
 class Training {
  public:
   Training(const DensityOptions& options, const DensityRun& run)
-      : options_(options), run_(run), folder_(run.run.folder), device_(run.run.device), plane_(plane_of(options.data).has_value()) {
+      : options_(options),
+        run_(run),
+        folder_(run.run.folder),
+        device_(run.run.device),
+        plane_(plane_of(options.data).has_value()),
+        to_trace_(!run.trace.empty()) {
     open_folder();
     auto data = load_training_data(options);
     validation_ = std::move(data.validation);
@@ -184,17 +189,16 @@ class Training {
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 24;
     const bool guarded = guard_->due(step_, options_.batch);
-    const bool traces = !run_.trace.empty();
-    if (traces && number == kTracedStep) {
+    if (to_trace_ && number >= kTracedStep && (guarded || guard_->size() == 0)) {
       trace_work(run_.trace, [&] {
         work(terms, guarded);
         finite();  // waits
       });
       progress_.keep("Timeline of a step in " + run_.trace.string());
+      to_trace_ = false;
       return;
     }
-    const bool captured = (!traces || number > kTracedStep) && options_.capture && options_.log_det.estimator != DensityEstimator::kExact &&
-                          terms <= kManyTerms;
+    const bool captured = !to_trace_ && options_.capture && options_.log_det.estimator != DensityEstimator::kExact && terms <= kManyTerms;
     if (!captured) {
       work(terms, guarded);
       return;
@@ -237,7 +241,7 @@ class Training {
 
   /// False where the training has gone astray.
   bool report(int64_t first, Clock::time_point start, const TimeLeft& time) {
-    const at::Tensor sums = sums_.cpu();
+    const at::Tensor sums = sums_.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     if (!sums.isfinite().all().item<bool>()) return false;
     sums_.zero_();
     const auto mean = [&](Figure figure) { return sums[figure].item<double>() / static_cast<double>(options_.report_every); };
@@ -409,6 +413,7 @@ class Training {
   at::Tensor order_;    // of the epoch
   int64_t epoch_ = -1;
   at::Tensor sums_;                                                          // (kFigures), since the last report
+  bool to_trace_;                                                            // a timeline is wanted and not yet written
   std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks
   int64_t step_ = 0;
   double seconds_ = 0;                                        // of training, over all processes

@@ -196,7 +196,7 @@ class Training {
 
   void report(int64_t first, const TimeLeft& time) {
     require_finite();
-    const at::Tensor sums = sums_.cpu();
+    const at::Tensor sums = sums_.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     sums_.zero_();
     const auto mean = [&](Figure figure) { return sums[figure].item<double>() / static_cast<double>(options_.report_every); };
     const auto largest = sums[kLargest].item<double>();

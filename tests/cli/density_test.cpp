@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -58,6 +59,18 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   EXPECT_EQ(results.at("steps").get<int>(), 6);
   EXPECT_GT(results.at("validation").at("bits").get<double>(), 1);
   EXPECT_LT(results.at("validation").at("bits").get<double>(), 12);
+  std::ifstream lines(folder / "run/metrics.jsonl");
+  int reports = 0;
+  double seen = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (!row.contains("learning_rate")) continue;  // a look at held-out images
+    EXPECT_GT(row.at("bits").get<double>(), 1) << line;
+    seen = std::max(seen, row.at("largest").get<double>());
+    ++reports;
+  }
+  EXPECT_EQ(reports, 3);
+  EXPECT_GT(seen, 0) << "the largest constant of the steps in which the guard looks";
 
   EXPECT_NE(trained.out.find("run/report.html"), std::string::npos) << trained.out;
   EXPECT_NE(read_plainly(folder / "run/report.html").find("on 6 held-out images"), std::string::npos);

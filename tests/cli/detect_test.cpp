@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,12 @@ TEST_F(Detect, TrainsEvaluatesPredictsAndInverts) {
   EXPECT_EQ(results.at("variant"), "invertible-dot-product");
   EXPECT_EQ(results.at("inverses").size(), 4U);
   EXPECT_EQ(results.at("test").at("curves").at("f_measure").size(), 256U);
+  std::istringstream lines(read_plainly(folder / "run/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    EXPECT_GT(row.at("loss").get<double>(), 0) << line;
+    EXPECT_GE(row.at("largest").get<double>(), 0) << line;
+  }
   EXPECT_EQ(read_image(folder / "run/maps/00000.png").sizes(), (at::IntArrayRef{3, 48, 40})) << "the size of the truth";
 
   // The maps that were written are those that were judged, and are judged alike by `metrics` and by `eval`.
@@ -101,6 +108,19 @@ TEST_F(Detect, TrainsEvaluatesPredictsAndInverts) {
   ASSERT_EQ(info.exit_code, 0) << info.err;
   EXPECT_EQ(nlohmann::json::parse(info.out).at("blocks").size(), 4U);
   EXPECT_EQ(nlohmann::json::parse(info.out).at("model").at("type"), "detector");
+}
+
+TEST_F(Detect, ATimelineShowsAStepInWhichTheGuardLooks) {
+  const std::vector<std::string> longer = {"--set", "epochs=5", "--variant", "invertible-dot-product"};
+  auto traced = longer;
+  traced.insert(traced.end(), {"--trace", "step.json"});
+  expect(train("run", traced), 0, "S-measure");
+  std::size_t guards = 0;
+  const auto timeline = nlohmann::json::parse(read_plainly(folder / "step.json"));
+  for (const auto& event : timeline.at("traceEvents")) guards += event.value("name", "") == "guard" ? 1 : 0;
+  EXPECT_EQ(guards, 1U) << "one step";
+  expect(train("plain", longer), 0, "S-measure");
+  EXPECT_EQ(read_plainly(folder / "run/model.safetensors"), read_plainly(folder / "plain/model.safetensors"));
 }
 
 TEST_F(Detect, ComparesRuns) {
