@@ -1,5 +1,6 @@
 // The CPU solver against the same methods by loops in float64, and what it promises: residuals, statuses, samples on their own.
 #include <gtest/gtest.h>
+#include <hwy/highway.h>
 
 #include <algorithm>
 #include <cmath>
@@ -59,8 +60,7 @@ void check_residuals(const SolverCase& c, const SolverData<T>& data, const Outco
 class SolverKernel : public ::testing::TestWithParam<SolverCase> {};
 
 template <class T>
-void check(const SolverCase& c, double tolerance) {
-  const SolverData<T> data(c);
+void check(const SolverCase& c, double tolerance, const SolverData<T>& data) {
   auto options = c.options();
   options.tolerance = tolerance;
   const auto got = run<T>(c, data, options);
@@ -78,14 +78,47 @@ void check(const SolverCase& c, double tolerance) {
   }
 }
 
-TEST_P(SolverKernel, Float32FollowsThePlainVersion) { check<float>(GetParam(), 1e-6); }
-TEST_P(SolverKernel, Float64FollowsThePlainVersion) { check<double>(GetParam(), 1e-12); }
+TEST_P(SolverKernel, Float32FollowsThePlainVersion) { check<float>(GetParam(), 1e-6, SolverData<float>(GetParam())); }
+TEST_P(SolverKernel, Float64FollowsThePlainVersion) { check<double>(GetParam(), 1e-12, SolverData<double>(GetParam())); }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SolverKernel, ::testing::ValuesIn(solver_cases()), [](const auto& info) { return info.param.name(); });
 
 SolverCase usual(int64_t batch = 5) {
   SolverCase c{{batch, 3, 12, 40, Score::kProduct, Response::kEluPlusOne, Normalization::kColumns, 1.0}};
   return c;
+}
+SolverCase usual_sum(int64_t batch = 5) {
+  auto c = usual(batch);
+  c.problem.score = Score::kSum;
+  c.problem.depth = 1;
+  return c;
+}
+
+// The solver's own way with a sum score is for positions of moderate size. Some samples are beyond it here, and some only in some steps.
+TEST(SolverKernelSum, PositionsBeyondWhatItTakesByItself) {
+  for (const float bias : {63.0F, 64.0F, 300.0F}) {
+    auto c = usual_sum();
+    c.problem.normalization = Normalization::kBalanced;
+    SolverData<float> data(c);
+    data.bias[0][0] = bias;
+    data.bias[1][0] = -bias;
+    check<float>(c, 2e-6, data);
+  }
+}
+
+TEST(SolverKernelSum, EveryInstructionSet) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    SCOPED_TRACE(hwy::TargetName(target));
+    for (const int64_t channels : {1, 5, 12, 33}) {
+      auto c = usual_sum();
+      c.channels = channels;
+      check<float>(c, 1e-6, SolverData<float>(c));
+    }
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
 }
 
 /// g(x) = factor x: with one position the attention is the value.
@@ -218,6 +251,16 @@ TEST(SolverKernelStatus, BranchThatIsNotFinite) {
   }
 }
 
+// In float32 and with a sum score values overflow in a map of their own.
+TEST(SolverKernelStatus, ValuesThatAreNotFinite) {
+  auto c = usual_sum();
+  SolverData<float> data(c);
+  data.bias[2][3] = std::numeric_limits<float>::infinity();
+  const auto r = run<float>(c, data, c.options());
+  EXPECT_EQ(r.x, data.y);
+  for (int64_t b = 0; b < c.problem.batch; ++b) EXPECT_EQ(r.how(b), SolverStatus::kNotFinite);
+}
+
 // Branches that are no contractions: steps are rejected, histories forgotten, and samples end in different ways.
 TEST(SolverKernelRules, FollowsThePlainVersionThroughRejectedSteps) {
   int64_t converged = 0, stagnated = 0;
@@ -269,17 +312,18 @@ TEST(SolverKernelRules, DifferencesInTheDataPrecisionAreEnough) {
 
 TEST(SolverKernelShapes, SameBitsForAnySplit) {
   for (int64_t memory : {6, 0}) {
-    auto c = usual(7);
-    c.memory = memory;
-    const SolverData<float> data(c);
-    const auto once = run<float>(c, data, c.options());
-    for (int64_t size : {1, 2, 3}) {
-      const ParallelFor pieces = [size](int64_t count, int64_t, const ParallelBody& body) {
-        std::vector<std::thread> pool;
-        for (int64_t b = 0; b < count; b += size) pool.emplace_back([&body, b, size, count] { body(b, std::min(count, b + size)); });
-        for (auto& thread : pool) thread.join();
-      };
-      EXPECT_EQ(run<float>(c, data, c.options(), pieces), once);
+    for (auto c : {usual(7), usual_sum(7)}) {
+      c.memory = memory;
+      const SolverData<float> data(c);
+      const auto once = run<float>(c, data, c.options());
+      for (int64_t size : {1, 2, 3}) {
+        const ParallelFor pieces = [size](int64_t count, int64_t, const ParallelBody& body) {
+          std::vector<std::thread> pool;
+          for (int64_t b = 0; b < count; b += size) pool.emplace_back([&body, b, size, count] { body(b, std::min(count, b + size)); });
+          for (auto& thread : pool) thread.join();
+        };
+        EXPECT_EQ(run<float>(c, data, c.options(), pieces), once);
+      }
     }
   }
 }

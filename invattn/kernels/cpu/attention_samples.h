@@ -2,6 +2,7 @@
 
 #include "invattn/kernels/attention.h"
 #include "invattn/kernels/cpu/arena.h"
+#include "invattn/kernels/cpu/sum_pass.h"
 
 /// The attention of one sample, for each score. Pointers are those of the sample.
 namespace invattn::kernels::cpu {
@@ -37,6 +38,9 @@ void product_hvp(const AttentionProblem&, const AttentionInputs<T>&, const Atten
 /// where a sample moves little, and changes no result.
 template <class T>
 void sum_forward(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<T>&, T* output, Arena&, int32_t* order = nullptr);
+/// The same for a step of the solver, whose values are those of the branch after its last map and lie by position: false, and nothing done,
+/// where the positions are too large for it, or not finite. It sets the orders in `rows` itself, and takes no heed of the mass.
+bool sum_step(const AttentionProblem&, const float* query, const float* key, SumRows rows, Arena&, int32_t* order);
 template <class T>
 void sum_vjp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T* output, const T* cotangent,
              const Cotangents<T>&, Arena&);

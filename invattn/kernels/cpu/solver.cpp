@@ -29,6 +29,8 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "invattn/kernels/cpu/attention_samples.h"
@@ -39,6 +41,8 @@ HWY_EXPORT(map_float);
 HWY_EXPORT(map_double);
 HWY_EXPORT(image_float);
 HWY_EXPORT(image_double);
+HWY_EXPORT(map_by_position);
+HWY_EXPORT(turn);
 HWY_EXPORT(squares_float);
 HWY_EXPORT(squares_double);
 HWY_EXPORT(history_float);
@@ -63,6 +67,10 @@ void run_map(const ChannelMap<double>& map, double* output) { HWY_DYNAMIC_DISPAT
 /// image = y - map
 void run_image(const ChannelMap<float>& map, const float* y, float* image) { HWY_DYNAMIC_DISPATCH(image_float)(map, y, image); }
 void run_image(const ChannelMap<double>& map, const double* y, double* image) { HWY_DYNAMIC_DISPATCH(image_double)(map, y, image); }
+/// False where some of the output is not finite.
+bool run_map_by_position(const RowMap& map, float* output) { return HWY_DYNAMIC_DISPATCH(map_by_position)(map, output); }
+/// to (columns, rows) from (rows, columns)
+void run_turn(const float* from, int64_t rows, int64_t columns, float* to) { HWY_DYNAMIC_DISPATCH(turn)(from, rows, columns, to); }
 /// The sum of (x - image)^2.
 double run_squares(const float* x, const float* image, int64_t entries) { return HWY_DYNAMIC_DISPATCH(squares_float)(x, image, entries); }
 double run_squares(const double* x, const double* image, int64_t entries) {
@@ -185,25 +193,72 @@ struct Branch {
   }
 };
 
+/// How a step with a sum score has its weights: sums over positions and the last map change places, which are both linear, so that the last
+/// map becomes part of the first. Rows hold C values, filled up to a multiple of four, then query and key.
+struct RowBranch {
+  int64_t channels, padded, stride;
+  Arena arena;
+  float* weight;  // (C, stride)
+  float* bias;    // (stride)
+  float* output_bias;
+
+  static int64_t padded_channels(int64_t channels) { return (channels + kSumPadding - 1) / kSumPadding * kSumPadding; }
+  static int64_t row_stride(int64_t channels) { return (padded_channels(channels) + 2 + kRowPadding - 1) / kRowPadding * kRowPadding; }
+
+  RowBranch(const AttentionProblem& p, int64_t channels, const Branch<float>& branch)
+      : channels(channels),
+        padded(padded_channels(channels)),
+        stride(row_stride(channels)),
+        weight(arena.zeros<float>(channels * stride)),
+        bias(arena.zeros<float>(stride)),
+        output_bias(arena.zeros<float>(padded)) {
+    const float* value_weight = branch.weight.data() + 2 * channels;
+    const float* value_bias = branch.bias.data() + 2;
+    for (int64_t r = 0; r < channels; ++r) {
+      const float* output = branch.output_weight.data() + r * p.values;
+      const auto composed = [&](const float* with, int64_t step) {
+        double sum = 0;
+        for (int64_t v = 0; v < p.values; ++v) sum += double(output[v]) * double(with[v * step]);
+        return static_cast<float>(p.mass * sum);
+      };
+      for (int64_t c = 0; c < channels; ++c) weight[c * stride + r] = composed(value_weight + c, channels);
+      bias[r] = composed(value_bias, 1);
+    }
+    for (int64_t side = 0; side < 2; ++side) {
+      for (int64_t c = 0; c < channels; ++c) weight[c * stride + padded + side] = branch.weight[side * channels + c];
+      bias[padded + side] = branch.bias[side];
+    }
+    std::copy_n(branch.output_bias.data(), channels, output_bias);
+  }
+};
+
 /// Sizes of the arrays of one sample.
 struct Sizes {
-  int64_t entries, padded, memory, mapped, attended;
+  int64_t entries, padded, memory, mapped, attended, rows;
   Sizes(const AttentionProblem& p, int64_t channels, const SolverOptions& options)
       : entries(channels * p.positions),
         padded((entries + kEntryPadding - 1) / kEntryPadding * kEntryPadding),
         memory(std::min(options.memory, options.max_iterations)),
         mapped((2 * p.depth + p.values) * p.positions),
-        attended(p.values * p.positions) {}
-  int64_t numbers() const { return (kPoints * 2 + 1 + 2 * memory) * padded + mapped + attended; }
+        attended(p.values * p.positions),
+        rows(p.score == Score::kSum ? RowBranch::row_stride(channels) * p.positions : 0) {}
+  int64_t numbers() const { return (kPoints * 2 + 1 + 2 * memory) * padded + mapped + attended + rows; }
   static constexpr int64_t kPoints = 3;
 };
 
 template <class T>
 class SampleSolver {
  public:
-  SampleSolver(const AttentionProblem& problem, int64_t channels, const Branch<T>& branch, const SolverOptions& options, Arena& arena,
-               Arena& scratch)
-      : problem_(problem), options_(options), sizes_(problem, channels, options), branch_(branch), channels_(channels), scratch_(scratch) {
+  /// With `by_position`, which is for float32 and a sum score, points lie as (N, C).
+  SampleSolver(const AttentionProblem& problem, int64_t channels, const Branch<T>& branch, const RowBranch* by_position,
+               const SolverOptions& options, Arena& arena, Arena& scratch)
+      : problem_(problem),
+        options_(options),
+        sizes_(problem, channels, options),
+        branch_(branch),
+        by_position_(by_position),
+        channels_(channels),
+        scratch_(scratch) {
     problem_.batch = 1;
     arena.reset();
     const auto take = [&](int64_t count) { return arena.take<T>(count + kSlack); };
@@ -220,12 +275,17 @@ class SampleSolver {
     }
     mapped_ = take(sizes_.mapped);
     attended_ = take(sizes_.attended);
+    rows_ = take(sizes_.rows);
     if (problem.score == Score::kSum) order_ = arena.take<int32_t>(2 * problem.positions);
   }
 
   void solve(const T* y, T* x, double& residual, int32_t& iterations, int32_t& status) {
     const auto finish = [&](SolverStatus how, const T* from, double best, int64_t iteration) {
-      std::copy_n(from, sizes_.entries, x);
+      if (by_position_ && from != y) {
+        turn(from, problem_.positions, channels_, x);
+      } else {
+        std::copy_n(from, sizes_.entries, x);
+      }
       residual = best;
       iterations = static_cast<int32_t>(iteration);
       status = static_cast<int32_t>(how);
@@ -236,7 +296,12 @@ class SampleSolver {
       return finish(SolverStatus::kNotFinite, y, kInfinity, 0);
     }
     scale_ = 1 + rms(squares);
-    std::copy_n(y, sizes_.entries, y_);
+    given_ = y;
+    if (by_position_) {
+      turn(y, channels_, problem_.positions, y_);
+    } else {
+      std::copy_n(y, sizes_.entries, y_);
+    }
 
     Monitor monitor;
     if (order_) std::fill(order_, order_ + 2 * problem_.positions, 0);
@@ -244,7 +309,7 @@ class SampleSolver {
     price_ = 1;
     accelerated_ = false;
     Point<T> current = points_[0];
-    std::copy_n(y, sizes_.entries, current.x);
+    std::copy_n(y_, sizes_.entries, current.x);
     Point<T> best, previous;
     for (int64_t iteration = 0;; ++iteration) {
       evaluate(current, iteration > 0 && sizes_.memory > 0 ? &previous : nullptr);
@@ -288,18 +353,55 @@ class SampleSolver {
     return std::accumulate(sums.begin(), sums.end(), 0.0);
   }
 
+  /// (rows, columns) to (columns, rows).
+  static void turn(const T* from, int64_t rows, int64_t columns, T* to) {
+    if constexpr (std::is_same_v<T, float>) run_turn(from, rows, columns, to);
+  }
+
   /// y - g(x), and the residual. Where there is a point before this one, their differences go into the history at once: if it turns out
   /// that the step has to be rejected, the whole history is forgotten anyway.
   void evaluate(Point<T>& point, const Point<T>* previous) {
-    const int64_t n = problem_.positions, scores = problem_.depth * n;
-    run_map({2 * problem_.depth + problem_.values, channels_, n, branch_.weight.data(), branch_.bias.data(), point.x}, mapped_);
-    const AttentionInputs<T> inputs{mapped_, mapped_ + scores, mapped_ + 2 * scores};
     scratch_.reset();
-    if (n > 0 && problem_.score == Score::kProduct) product_forward<T>(problem_, inputs, {}, attended_, scratch_, {});
-    if (n > 0 && problem_.score == Score::kSum) sum_forward<T>(problem_, inputs, {}, attended_, scratch_, order_);
-    run_image({channels_, problem_.values, n, branch_.output_weight.data(), branch_.output_bias.data(), attended_}, y_, point.image);
+    if (!by_position_) {
+      plain_step(point.x, y_, point.image);
+    } else if (!step_by_position(point)) {
+      const int64_t n = problem_.positions;
+      T* x = scratch_.take<T>(sizes_.padded + kSlack);
+      T* image = scratch_.take<T>(sizes_.padded + kSlack);
+      turn(point.x, n, channels_, x);
+      plain_step(x, given_, image);
+      turn(image, channels_, n, point.image);
+    }
     const double squares = previous ? remember(point, *previous) : run_squares(point.x, point.image, sizes_.padded);
     point.residual = rms(squares) / scale_;
+  }
+
+  /// image = y - g(x), all as (C, N).
+  void plain_step(const T* x, const T* y, T* image) {
+    const int64_t n = problem_.positions, scores = problem_.depth * n;
+    run_map({2 * problem_.depth + problem_.values, channels_, n, branch_.weight.data(), branch_.bias.data(), x}, mapped_);
+    const AttentionInputs<T> inputs{mapped_, mapped_ + scores, mapped_ + 2 * scores};
+    if (n > 0 && problem_.score == Score::kProduct) product_forward<T>(problem_, inputs, {}, attended_, scratch_, {});
+    if (n > 0 && problem_.score == Score::kSum) sum_forward<T>(problem_, inputs, {}, attended_, scratch_, order_);
+    run_image({channels_, problem_.values, n, branch_.output_weight.data(), branch_.output_bias.data(), attended_}, y, image);
+  }
+
+  /// The same by position. False where the scores are not for it.
+  bool step_by_position(const Point<T>& point) {
+    if constexpr (std::is_same_v<T, float>) {
+      const auto& branch = *by_position_;
+      const int64_t n = problem_.positions;
+      if (!run_map_by_position({branch.stride, channels_, n, branch.weight, branch.bias, point.x}, rows_)) return false;
+      T* query = mapped_;
+      T* key = mapped_ + n;
+      for (int64_t i = 0; i < n; ++i) {
+        query[i] = rows_[i * branch.stride + branch.padded];
+        key[i] = rows_[i * branch.stride + branch.padded + 1];
+      }
+      const SumRows rows{rows_, branch.stride, nullptr, nullptr, channels_, branch.output_bias, y_, point.image};
+      return sum_step(problem_, query, key, rows, scratch_, order_);
+    }
+    return false;
   }
 
   /// Takes the newest difference into the history, whose columns in use `slots_` lists. Returns the sum of the squares of the defect.
@@ -363,10 +465,13 @@ class SampleSolver {
   const SolverOptions& options_;
   const Sizes sizes_;
   const Branch<T>& branch_;
+  const RowBranch* by_position_;
   const int64_t channels_;
   double scale_ = 1.0;
 
+  const T* given_ = nullptr;  // y as it came, (C, N)
   T* y_;
+  T* rows_;                   // (N, stride), by position
   T* mapped_;                 // (2 D + V, N): query, key, value
   T* attended_;               // (V, N)
   Arena& scratch_;            ///< of the attention
@@ -400,9 +505,14 @@ void solve(const AttentionProblem& problem, int64_t channels, const BranchWeight
            T* x, const SolverReport& report, const ParallelFor& parallel) {
   const Branch<T> branch(problem, channels, weights);
   const int64_t entries = channels * problem.positions;
+  std::optional<RowBranch> by_position;
+  if constexpr (std::is_same_v<T, float>) {
+    // elu has a sum of its own to take off.
+    if (problem.score == Score::kSum && problem.response != Response::kElu && entries > 0) by_position.emplace(problem, channels, branch);
+  }
   for_each(parallel, problem.batch, 1, [&](int64_t begin, int64_t end) {
     static thread_local Arena arena, scratch;
-    SampleSolver<T> solver(problem, channels, branch, options, arena, scratch);
+    SampleSolver<T> solver(problem, channels, branch, by_position ? &*by_position : nullptr, options, arena, scratch);
     for (int64_t b = begin; b < end; ++b) {
       solver.solve(y + b * entries, x + b * entries, report.residual[b], report.iterations[b], report.status[b]);
     }

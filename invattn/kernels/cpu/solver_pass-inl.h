@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "invattn/kernels/cpu/solver_pass.h"
+#include "invattn/kernels/cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace invattn::kernels::cpu::HWY_NAMESPACE {
@@ -130,6 +131,59 @@ template <class T>
 HWY_INLINE void image_any(const ChannelMap<T>& map, const T* y, T* image) {
   const hn::ScalableTag<T> d;
   map_rows(d, map, Image<hn::ScalableTag<T>>{last_lanes(d, map.positions), y, image});
+}
+
+/// kPositions rows from `position` on. Adds zero times everything to `zero`, which what is not finite does not leave zero.
+template <int kPositions, class D>
+HWY_INLINE hn::Vec<D> map_positions(D d, const RowMap& map, int64_t position, hn::Vec<D> zero, float* output) {
+  const auto width = static_cast<int64_t>(hn::Lanes(d));
+  const float* HWY_RESTRICT input = map.input + position * map.inputs;
+  for (int64_t first = 0; first < map.stride; first += width) {
+    hn::Vec<D> sums[kPositions];
+    for (int k = 0; k < kPositions; ++k) sums[k] = hn::Load(d, map.bias + first);
+    for (int64_t c = 0; c < map.inputs; ++c) {
+      const auto weight = hn::Load(d, map.weight + c * map.stride + first);
+      for (int k = 0; k < kPositions; ++k) sums[k] = hn::MulAdd(weight, hn::Set(d, input[k * map.inputs + c]), sums[k]);
+    }
+    for (int k = 0; k < kPositions; ++k) {
+      hn::Store(sums[k], d, output + (position + k) * map.stride + first);
+      zero = hn::MulAdd(sums[k], hn::Zero(d), zero);
+    }
+  }
+  return zero;
+}
+
+/// Whether all of the output is finite.
+bool map_by_position(const RowMap& map, float* output) {
+  const hn::CappedTag<float, kRowPadding> d;
+  constexpr int kAtOnce = 8;
+  auto zero = hn::Zero(d);
+  int64_t position = 0;
+  for (; position + kAtOnce <= map.positions; position += kAtOnce) zero = map_positions<kAtOnce>(d, map, position, zero, output);
+  for (; position < map.positions; ++position) zero = map_positions<1>(d, map, position, zero, output);
+  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+}
+
+/// (rows, columns) to (columns, rows).
+void turn(const float* HWY_RESTRICT from, int64_t rows, int64_t columns, float* HWY_RESTRICT to) {
+  int64_t row = 0;
+#if HWY_TARGET != HWY_SCALAR
+  for (; row + 4 <= rows; row += 4) {
+    int64_t column = 0;
+    for (; column + 4 <= columns; column += 4) {
+      hn::Vec<Four> block[4];
+      for (int k = 0; k < 4; ++k) block[k] = hn::LoadU(Four(), from + (row + k) * columns + column);
+      transpose(block);
+      for (int k = 0; k < 4; ++k) hn::StoreU(block[k], Four(), to + (column + k) * rows + row);
+    }
+    for (; column < columns; ++column) {
+      for (int k = 0; k < 4; ++k) to[column * rows + row + k] = from[(row + k) * columns + column];
+    }
+  }
+#endif
+  for (; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) to[column * rows + row] = from[row * columns + column];
+  }
 }
 
 /// The sum over all lanes of two vectors.

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// What a step of the solver does to one sample besides its attention, as sweeps over the entries. Entries are those of (C, N) one behind
-/// the other, filled up with zeros; every array begins at a multiple of 64 bytes.
+/// What a step of the solver does to one sample besides its attention, as sweeps over the entries. Entries are those of (C, N), or of (N, C),
+/// one behind the other, filled up with zeros; every array begins at a multiple of 64 bytes.
 namespace invattn::kernels::cpu {
 
 /// Entries are padded to a multiple of this.
@@ -16,6 +16,17 @@ struct ChannelMap {
   const T* weight;  // (outputs, inputs)
   const T* bias;    // (outputs)
   const T* input;   // (inputs, N)
+};
+
+/// Rows of the map below are padded to a multiple of this.
+inline constexpr int64_t kRowPadding = 16;
+
+/// The same for an input that lies by position, (N, inputs), as does the output, (N, stride).
+struct RowMap {
+  int64_t stride, inputs, positions;
+  const float* weight;  // (inputs, stride)
+  const float* bias;    // (stride)
+  const float* input;   // (N, inputs)
 };
 
 /// A point (x, y - g(x)) beside the one before it: their differences, and the products of these with the older ones.

@@ -1,8 +1,10 @@
 // Attention with s_ij = a_i + b_j: both sequences are sorted once, then every sum over pairs is a walk along them (sum_pass.h).
 // Row and column sums are computed again for the derivatives, in double: that costs less than the logarithms lose in float32.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <type_traits>
@@ -34,18 +36,21 @@ void fill_with_nan(std::initializer_list<std::pair<T*, int64_t>> arrays) {
   for (const auto& [values, count] : arrays) std::fill(values, values + count, std::numeric_limits<T>::quiet_NaN());
 }
 
+/// Marks the indices of the second of two sides.
+constexpr uint32_t kSecond = uint32_t{1} << 31;
+
 /// A number to sort and whose it is: the number's bits, as an integer of the same order, above the index.
 template <class T>
 using SortEntry = std::conditional_t<sizeof(T) == 4, uint64_t, unsigned __int128>;
 
 template <class T>
-SortEntry<T> sort_entry(T value, int64_t index) {
+SortEntry<T> sort_entry(T value, uint32_t index) {
   using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   using Key = std::make_unsigned_t<Bits>;
   const auto bits = std::bit_cast<Bits>(value + T(0));  // one zero, not two
   const Key flip = static_cast<Key>(bits >> (8 * sizeof(T) - 1)) |
                    Key(std::numeric_limits<Bits>::min());  // all bits of a negative number, else its sign
-  return SortEntry<T>(static_cast<Key>(bits) ^ flip) << 32 | static_cast<uint32_t>(index);
+  return SortEntry<T>(static_cast<Key>(bits) ^ flip) << 32 | index;
 }
 
 /// Sorts by radix: linear whatever the numbers are. The entries come in the order of their indices. Returns where the sorted ones are.
@@ -73,11 +78,10 @@ SortEntry<T>* radix_sort(SortEntry<T>* from, int64_t count, Arena& arena) {
 
 /// Sorts what is nearly sorted, by insertion. False, and left anyhow, where it takes too many moves.
 template <class Entry>
-bool repair(Entry* entries, int64_t count) {
-  constexpr int64_t kMoves = 2;  // per entry
-  int64_t moves = kMoves * count;
+bool repair(Entry* entries, int64_t count, int64_t moves) {
   for (int64_t i = 1; i < count; ++i) {
     const Entry entry = entries[i];
+    if (entries[i - 1] <= entry) continue;
     int64_t at = i;
     for (; at > 0 && entries[at - 1] > entry; --at) entries[at] = entries[at - 1];
     entries[at] = entry;
@@ -85,6 +89,49 @@ bool repair(Entry* entries, int64_t count) {
     if (moves < 0) return false;
   }
   return true;
+}
+
+/// Sorts by two bytes that say where between the smallest and the largest an entry's value is, then by insertion those that share them:
+/// half the work of radix_sort. Null where too many do.
+template <class T>
+SortEntry<T>* spread_sort(const T* values, const SortEntry<T>* entries, int64_t count, Arena& arena) {
+  constexpr int kBuckets = 256;
+  constexpr int64_t kSideBySide = 8;  // one alone would wait for itself
+  std::array<T, kSideBySide> lows, highs;
+  lows.fill(values[0]);
+  highs.fill(values[0]);
+  int64_t rest = 0;
+  for (; rest + kSideBySide <= count; rest += kSideBySide) {
+    for (int64_t k = 0; k < kSideBySide; ++k) {
+      lows[k] = values[rest + k] < lows[k] ? values[rest + k] : lows[k];
+      highs[k] = values[rest + k] > highs[k] ? values[rest + k] : highs[k];
+    }
+  }
+  const T least = std::min(*std::min_element(lows.begin(), lows.end()), *std::min_element(values + rest - (rest > 0), values + count));
+  const T most = std::max(*std::max_element(highs.begin(), highs.end()), *std::max_element(values + rest - (rest > 0), values + count));
+  const T scale = T(kBuckets * kBuckets - 1) / (most - least);
+  if (!(scale > 0) || !std::isfinite(scale)) return nullptr;
+  struct Place {
+    uint32_t place, index;
+  };
+  auto* places = arena.take<Place>(count);
+  auto* turned = arena.take<Place>(count);
+  auto* starts = arena.zeros<int32_t>(2 * kBuckets);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto place = static_cast<uint32_t>(static_cast<int32_t>((values[i] - least) * scale));
+    places[i] = {place, static_cast<uint32_t>(i)};
+    ++starts[place % kBuckets];
+    ++starts[kBuckets + place / kBuckets];
+  }
+  int32_t low = 0, high = 0;
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    low += std::exchange(starts[bucket], low);
+    high += std::exchange(starts[kBuckets + bucket], high);
+  }
+  for (int64_t i = 0; i < count; ++i) turned[starts[places[i].place % kBuckets]++] = places[i];
+  auto* sorted = arena.take<SortEntry<T>>(count);
+  for (int64_t i = 0; i < count; ++i) sorted[starts[kBuckets + turned[i].place / kBuckets]++] = entries[turned[i].index];
+  return repair(sorted, count, 4 * count) ? sorted : nullptr;
 }
 
 template <class T>
@@ -107,8 +154,6 @@ struct SumSample {
   double* column_powers = nullptr;
   int32_t* row_split = nullptr;  // of the lanes a, and of the lanes b
   int32_t* column_split = nullptr;
-  const int32_t* row_rank = nullptr;  // where each row, and each column, is in its order
-  const int32_t* column_rank = nullptr;
 
   /// Sums of either sign have no logarithms, and relu's may be zero.
   bool logs() const { return (p.response == Response::kExponential || p.response == Response::kEluPlusOne) && !bounded; }
@@ -145,38 +190,41 @@ struct SumSample {
     // At a + b = 0 relu has slope zero, elu+1 slope one: the row comes before the column, or behind it.
     const bool rows_first = p.response == Response::kRelu;
     const int64_t row_begin = rows_first ? 0 : n, column_begin = n - row_begin;
+    auto* values = arena.take<T>(count);
+    std::copy_n(in.query, n, values + row_begin);
+    std::transform(in.key, in.key + n, values + column_begin, std::negate<>());
     auto* fresh = arena.take<SortEntry<T>>(count);
-    for (int64_t i = 0; i < n; ++i) fresh[row_begin + i] = sort_entry<T>(in.query[i], row_begin + i);
-    for (int64_t j = 0; j < n; ++j) fresh[column_begin + j] = sort_entry<T>(-in.key[j], column_begin + j);
+    for (int64_t i = 0; i < n; ++i) fresh[i] = sort_entry<T>(values[i], static_cast<uint32_t>(i));
+    for (int64_t i = 0; i < n; ++i) fresh[n + i] = sort_entry<T>(values[n + i], kSecond | static_cast<uint32_t>(i));
     SortEntry<T>* entries = nullptr;
     if (known && known[0] != known[1]) {
       auto* guess = arena.take<SortEntry<T>>(count);
       for (int64_t m = 0; m < count; ++m) guess[m] = fresh[known[m]];
-      if (repair(guess, count)) entries = guess;
+      if (repair(guess, count, count / 8)) entries = guess;
     }
+    if (!entries) entries = spread_sort<T>(values, fresh, count, arena);
     if (!entries) entries = radix_sort<T>(fresh, count, arena);
-    // Every step writes one entry of each side and moves on along one of them: no branch depends on the data.
-    auto* rows = arena.take<int32_t>(n + 1);
-    auto* columns = arena.take<int32_t>(n + 1) + 1;
-    auto* of_rows = arena.take<int32_t>(n + 1);
-    auto* of_columns = arena.take<int32_t>(n + 1) + 1;
-    auto* ranks = arena.take<int32_t>(count);
-    int32_t* sorted = known ? known : arena.take<int32_t>(count);
-    const auto size = static_cast<int32_t>(n), first = static_cast<int32_t>(rows_first);
-    int32_t x = 0, y = size - 1;
-    for (int64_t m = 0; m < count; ++m) {
-      const auto index = static_cast<int32_t>(static_cast<uint32_t>(entries[m]));
-      const int32_t second = index >= size, row = second ^ first;
-      sorted[m] = index;
-      rows[x] = columns[y] = index - (-second & size);
-      of_rows[x] = y + 1;
-      of_columns[y] = x;
-      ranks[index] = y + (-row & (x - y));
-      x += row;
-      y -= 1 - row;
+    if (known) {
+      for (int64_t m = 0; m < count; ++m) {
+        const uint32_t index = static_cast<uint32_t>(entries[m]);
+        known[m] = static_cast<int32_t>((index & ~kSecond) + (index >> 31) * static_cast<uint32_t>(n));
+      }
     }
-    row_split = of_rows;
-    column_split = of_columns;
+    // Rows come first in these arrays, columns behind them and from their end. After x of the first m the columns still to come are
+    // n - (m - x). No branch depends on the data: masks, because compilers take other ways of choosing for one.
+    auto* order = arena.take<int32_t>(count);
+    auto* split = arena.take<int32_t>(count);
+    const int32_t flip = rows_first ? -1 : 0;
+    int32_t x = 0, last = static_cast<int32_t>(count) - 1, left = static_cast<int32_t>(n);
+    for (int64_t m = 0; m < count; ++m, --last, --left) {
+      const auto index = static_cast<int32_t>(static_cast<uint32_t>(entries[m]));
+      const int32_t row = (index >> 31) ^ flip, to = x + (~row & last);  // all bits where it is one
+      order[to] = index & static_cast<int32_t>(~kSecond);
+      split[to] = x + (row & left);
+      x -= row;
+    }
+    row_split = split;
+    column_split = split + n;
     if (p.response == Response::kExponential) {  // it has no linear part
       std::fill(row_split, row_split + n, static_cast<int32_t>(n));
       std::fill(column_split, column_split + n, static_cast<int32_t>(n));
@@ -185,13 +233,12 @@ struct SumSample {
       std::fill(row_split, row_split + n, 0);
       std::fill(column_split, column_split + n, 0);
     }
-    row_order = rows;
-    column_order = columns;
-    row_rank = ranks + row_begin;
-    column_rank = ranks + column_begin;
+    row_order = order;
+    column_order = order + n;
   }
 
   A* totals(const double* lanes, const double* sweep) {
+    if (bounded) return bounded_totals(lanes, sweep);
     const auto own = constant(lanes, 1), other = constant(sweep, 1);
     A* values = arena.zeros<A>(n * kSumPadding);
     for (int64_t y = 0; y < n; ++y) values[y * kSumPadding] = 1;
@@ -204,13 +251,45 @@ struct SumSample {
     }
     return result;
   }
+  /// The walks of sum_pass.h for the value one, where counting takes the place of one of their sums.
+  A* bounded_totals(const double* lanes, const double* sweep) {
+    const A height = p.response == Response::kRelu || p.response == Response::kIdentity ? 0 : 1;  // at zero; without, no powers either
+    const auto size = static_cast<int32_t>(n);
+    const int32_t* split = lanes == a ? row_split : column_split;
+    A* linear = arena.take<A>(n + 1);       // sums of the positions from here on
+    A* exponential = arena.take<A>(n + 1);  // of their powers up to here
+    const double* power = powers(sweep);
+    A down = 0, up = 0;
+    for (int64_t y = 0; y < n; ++y) {
+      linear[n - y] = down;
+      exponential[y] = up;
+      down += sweep[n - 1 - y];
+      up += power[y];
+    }
+    linear[0] = down;
+    exponential[n] = up;
+    A* result = arena.take<A>(n);
+    power = powers(lanes);
+    for (int64_t x = 0; x < n; ++x) {
+      const int32_t from = split[x];
+      result[x] = (lanes[x] + height) * A(size - from) + linear[from] + height * power[x] * exponential[from];
+    }
+    if (p.response == Response::kElu) {
+      for (int64_t x = 0; x < n; ++x) result[x] -= A(n);
+    }
+    return result;
+  }
   const double* powers(const double* positions) const { return positions == a ? row_powers : column_powers; }
 
   /// A side divided by its totals to the power of `share`.
   SumSide<A> divided(const double* positions, const A* totals, A share) {
     auto* exponent = arena.take<A>(n);
     auto* factor = arena.take<A>(n);
-    for (int64_t i = 0; i < n; ++i) set(positions[i], totals[i], share, exponent[i], factor[i]);
+    if (bounded && share == 1) {
+      for (int64_t i = 0; i < n; ++i) factor[i] = 1 / (totals[i] == 0 ? std::numeric_limits<A>::infinity() : totals[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) set(positions[i], totals[i], share, exponent[i], factor[i]);
+    }
     return {positions, powers(positions), exponent, factor};
   }
   SumSide<A> divided_by_total(const double* positions) {
@@ -275,21 +354,28 @@ struct SumSample {
     return result;
   }
 
+  /// Where each position is in its order.
+  const int32_t* rank(const int32_t* order) {
+    auto* result = arena.take<int32_t>(n);
+    for (int64_t i = 0; i < n; ++i) result[order[i]] = static_cast<int32_t>(i);
+    return result;
+  }
+
   /// The same for the rows of a (count, N) array.
-  const A* pack(const int32_t* order, const int32_t* rank, int64_t count, const T* values) {
+  const A* pack(const int32_t* order, int64_t count, const T* values) {
     if constexpr (std::is_same_v<T, float>) {
       double* result = arena.take<double>(n * padded(count));
-      run_pack(values, n, count, rank, result, padded(count));
+      run_pack(values, n, count, rank(order), result, padded(count));
       return result;
     } else {
       return pack(order, count, [&](int64_t c, int64_t i) { return values[c * n + i]; });
     }
   }
   /// And back: rows of values in sorted order, times the mass.
-  void unpack(const A* values, const int32_t* order, const int32_t* rank, int64_t count, T* to) const {
+  void unpack(const A* values, const int32_t* order, int64_t count, T* to) {
     const int64_t stride = padded(count);
     if constexpr (std::is_same_v<T, float>) {
-      run_unpack(values, stride, n, count, rank, p.mass, to);
+      run_unpack(values, stride, n, count, rank(order), p.mass, to);
     } else {
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t c = 0; c < count; ++c) to[c * n + order[i]] = T(values[i * stride + c] * A(p.mass));
@@ -355,9 +441,20 @@ void sum_forward(const AttentionProblem& p, const AttentionInputs<T>& in, const 
   const int64_t scores = p.positions, values = p.values * p.positions;
   if (!all_finite<T>({{in.query, scores}, {in.key, scores}, {in.value, values}})) return fill_with_nan<T>({{output, values}});
   SumSample<T> s(p, in, arena, order);
-  const auto* packed = s.pack(s.column_order, s.column_rank, p.values, in.value);
+  const auto* packed = s.pack(s.column_order, p.values, in.value);
   const auto* result = s.pass(0, s.rows(), s.columns(), packed, p.values);
-  s.unpack(result, s.row_order, s.row_rank, p.values, output);
+  s.unpack(result, s.row_order, p.values, output);
+}
+
+bool sum_step(const AttentionProblem& p, const float* query, const float* key, SumRows rows, Arena& arena, int32_t* order) {
+  SumSample<float> s(p, {query, key, nullptr}, arena, order);
+  if (!s.bounded || p.response == Response::kElu) return false;
+  const int64_t count = s.padded(rows.channels);
+  rows.sweep_order = s.column_order;
+  rows.lane_order = s.row_order;
+  run_sum_rows({p.response, 0, false, true, s.n, count, s.rows(), s.columns(), nullptr, s.row_split, arena.take<double>(s.n * count)},
+               rows);
+  return true;
 }
 
 template <class T>
@@ -376,8 +473,8 @@ void sum_vjp(const AttentionProblem& p, const AttentionInputs<T>& in, const Atte
   const A share = balanced ? A(0.5) : A(1);
 
   // In double the products U . A and F . F_bar keep what the subtraction below needs.
-  const auto* row_values = s.pack(s.row_order, s.row_rank, v, cotangent);
-  const auto* column_values = s.pack(s.column_order, s.column_rank, v, in.value);
+  const auto* row_values = s.pack(s.row_order, v, cotangent);
+  const auto* column_values = s.pack(s.column_order, v, in.value);
   const int64_t stride = s.padded(v);
   const A* pulled = s.pass(0, columns, rows, row_values, v);  // (N, stride) in the order of b
   A* row_pull = arena.zeros<A>(n);                            // U_i . A_i, by original index

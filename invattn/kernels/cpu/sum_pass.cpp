@@ -87,11 +87,49 @@ HWY_INLINE void exponentials(long double* values, int64_t n) {
   std::transform(values, values + n, values, [](long double x) { return std::exp(x); });
 }
 
+/// Values and results of a pass as they are: in the order of the sequences.
+struct PackedArrays {
+  SumPass<double> pass;
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, int64_t y, int64_t c) const {
+    return hn::LoadU(d, pass.values + y * pass.count + c);
+  }
+  template <class D>
+  HWY_INLINE void finish(D d, int64_t x, int64_t c, hn::Vec<D> total) const {
+    hn::StoreU(total, d, pass.output + x * pass.count + c);
+  }
+};
+
+/// By position; kWhole where rows have no part of a vector at their end.
+template <bool kWhole>
+struct RowArrays {
+  SumRows rows;
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, int64_t y, int64_t c) const {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<float, D>(), rows.values + rows.sweep_order[y] * rows.stride + c));
+  }
+  template <class D>
+  HWY_INLINE void finish(D d, int64_t x, int64_t c, hn::Vec<D> total) const {
+    const hn::Rebind<float, D> narrow;
+    const int64_t at = rows.lane_order[x] * rows.channels + c;
+    const auto sum = hn::Add(hn::DemoteTo(narrow, total), hn::LoadU(narrow, rows.bias + c));
+    const auto image = hn::Sub(hn::LoadU(narrow, rows.target + at), sum);
+    if constexpr (kWhole) {
+      hn::StoreU(image, narrow, rows.image + at);
+    } else {
+      hn::BlendedStore(image, hn::FirstN(narrow, static_cast<size_t>(std::max<int64_t>(0, rows.channels - c))), narrow, rows.image + at);
+    }
+  }
+};
+
 /// The walks for kVectors of the values from `first` on: with bounded positions,
 ///   sum_{y >= p} (1 + a_x + b_y) v_y = (1 + a_x) S_p + Q_p  and  sum_{y < p} e^{a_x + b_y} v_y = e^{a_x} E_p.
 /// A block of sums is written down before the lanes look theirs up: walking along both at once is a branch that nobody can predict.
-template <int kVectors, class D>
-HWY_INLINE void bounded_walks(D d, const SumPass<double>& pass, int64_t first) {
+/// Both structures come as copies: what a vector is stored to might be a reference's, which would be read again and again.
+template <int kVectors, class D, class Arrays>
+HWY_INLINE void bounded_walks(D d, const SumPass<double> pass, const Arrays arrays, int64_t first) {
   constexpr int64_t kBlock = 64;
   constexpr int64_t kWidth = static_cast<int64_t>(hn::MaxLanes(d)), kRow = kVectors * kWidth;
   HWY_ALIGN double sums[kBlock * kRow];
@@ -99,20 +137,45 @@ HWY_INLINE void bounded_walks(D d, const SumPass<double>& pass, int64_t first) {
   const int64_t n = pass.positions, count = pass.count;
   const bool plain = pass.order == 0;
   const double one = pass.response == Response::kRelu || pass.response == Response::kIdentity ? 0 : 1;
-  const double* values = pass.values + first;
   double* output = pass.output + first;
-  int64_t x = 0;
-  for (; x < n && (pass.split[x] == n || pass.order == 2); ++x) {
+  hn::Vec<D> sum[kVectors], moment[kVectors];
+
+  // The exponential part, to which the other one is added.
+  int64_t x = n - 1;
+  for (; x >= 0 && (pass.split[x] == 0 || one == 0); --x) {
     for (int k = 0; k < kVectors; ++k) hn::StoreU(hn::Zero(d), d, output + x * count + k * kWidth);
   }
-  hn::Vec<D> sum[kVectors], moment[kVectors];
+  for (int k = 0; k < kVectors; ++k) sum[k] = hn::Zero(d);
+  for (int64_t begin = 0; x >= 0; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    for (int64_t y = begin; y < end; ++y) {
+      const auto factor = hn::Set(d, pass.sweep.factor[y] * pass.sweep.power[y]);
+      for (int k = 0; k < kVectors; ++k) {
+        sum[k] = hn::MulAdd(factor, arrays.value(d, y, first + k * kWidth), sum[k]);
+        hn::Store(sum[k], d, sums + (y - begin) * kRow + k * kWidth);
+      }
+    }
+    for (; x >= 0 && pass.split[x] <= end; --x) {
+      const auto scale = hn::Set(d, pass.lanes.factor[x] * pass.lanes.power[x]);
+      const double* from = sums + (pass.split[x] - 1 - begin) * kRow;
+      for (int k = 0; k < kVectors; ++k) {
+        hn::StoreU(hn::Mul(scale, hn::Load(d, from + k * kWidth)), d, output + x * count + k * kWidth);
+      }
+    }
+  }
+
+  const auto begun = [&](int64_t lane, int k) HWY_ATTR { return hn::LoadU(d, output + lane * count + k * kWidth); };
+  x = 0;
+  for (; x < n && (pass.split[x] == n || pass.order == 2); ++x) {
+    for (int k = 0; k < kVectors; ++k) arrays.finish(d, x, first + k * kWidth, begun(x, k));
+  }
   for (int k = 0; k < kVectors; ++k) sum[k] = moment[k] = hn::Zero(d);
   for (int64_t end = n; x < n; end -= kBlock) {
     const int64_t begin = std::max<int64_t>(0, end - kBlock);
     for (int64_t p = end - 1; p >= begin; --p) {
       const auto factor = hn::Set(d, pass.sweep.factor[p]), position = hn::Set(d, pass.sweep.position[p]);
       for (int k = 0; k < kVectors; ++k) {
-        const auto value = hn::Mul(factor, hn::LoadU(d, values + p * count + k * kWidth));
+        const auto value = hn::Mul(factor, arrays.value(d, p, first + k * kWidth));
         sum[k] = hn::Add(sum[k], value);
         moment[k] = hn::MulAdd(position, value, moment[k]);
         hn::Store(sum[k], d, sums + (p - begin) * kRow + k * kWidth);
@@ -125,40 +188,24 @@ HWY_INLINE void bounded_walks(D d, const SumPass<double>& pass, int64_t first) {
       for (int k = 0; k < kVectors; ++k) {
         auto total = hn::Load(d, sums + row + k * kWidth);
         if (plain) total = hn::MulAdd(height, total, hn::Load(d, moments + row + k * kWidth));
-        hn::StoreU(hn::Mul(scale, total), d, output + x * count + k * kWidth);
-      }
-    }
-  }
-  if (one == 0) return;
-  x = n - 1;
-  while (x >= 0 && pass.split[x] == 0) --x;
-  for (int k = 0; k < kVectors; ++k) sum[k] = hn::Zero(d);
-  for (int64_t begin = 0; x >= 0; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
-    for (int64_t y = begin; y < end; ++y) {
-      const auto factor = hn::Set(d, pass.sweep.factor[y] * pass.sweep.power[y]);
-      for (int k = 0; k < kVectors; ++k) {
-        sum[k] = hn::MulAdd(factor, hn::LoadU(d, values + y * count + k * kWidth), sum[k]);
-        hn::Store(sum[k], d, sums + (y - begin) * kRow + k * kWidth);
-      }
-    }
-    for (; x >= 0 && pass.split[x] <= end; --x) {
-      const auto scale = hn::Set(d, pass.lanes.factor[x] * pass.lanes.power[x]);
-      const double* from = sums + (pass.split[x] - 1 - begin) * kRow;
-      for (int k = 0; k < kVectors; ++k) {
-        double* to = output + x * count + k * kWidth;
-        hn::StoreU(hn::MulAdd(scale, hn::Load(d, from + k * kWidth), hn::LoadU(d, to)), d, to);
+        arrays.finish(d, x, first + k * kWidth, hn::MulAdd(scale, total, begun(x, k)));
       }
     }
   }
 }
 
-void bounded_pass(const SumPass<double>& pass) {
+template <class Arrays>
+HWY_INLINE void bounded_pass(const SumPass<double>& pass, const Arrays& arrays) {
   const hn::CappedTag<double, kSumPadding> d;
   constexpr int kVectors = kSumPadding / static_cast<int>(hn::MaxLanes(d));
   int64_t first = 0;
-  for (; first + 3 * kSumPadding <= pass.count; first += 3 * kSumPadding) bounded_walks<3 * kVectors>(d, pass, first);
-  for (; first < pass.count; first += kSumPadding) bounded_walks<kVectors>(d, pass, first);
+  for (; first + 3 * kSumPadding <= pass.count; first += 3 * kSumPadding) bounded_walks<3 * kVectors>(d, pass, arrays, first);
+  for (; first < pass.count; first += kSumPadding) bounded_walks<kVectors>(d, pass, arrays, first);
+}
+
+void sum_rows(const SumPass<double>& pass, const SumRows& rows) {
+  if (rows.channels % kSumPadding == 0) return bounded_pass(pass, RowArrays<true>{rows});
+  bounded_pass(pass, RowArrays<false>{rows});
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -237,7 +284,7 @@ void powers_of(const double* positions, int64_t count, double* powers) {
 template <class A>
 void sum_pass(const SumPass<A>& pass) {
   if constexpr (std::is_same_v<A, double>) {
-    if (pass.bounded) return bounded_pass(pass);
+    if (pass.bounded) return bounded_pass(pass, PackedArrays{pass});
   }
   const int64_t n = pass.positions, count = pass.count;
   const double* a = pass.lanes.position;
@@ -337,6 +384,7 @@ namespace invattn::kernels::cpu {
 HWY_EXPORT(pack);
 HWY_EXPORT(unpack);
 HWY_EXPORT(powers_of);
+HWY_EXPORT(sum_rows);
 HWY_EXPORT(sum_pass_double);
 HWY_EXPORT(sum_pass_long_double);
 
@@ -347,6 +395,7 @@ void run_unpack(const double* values, int64_t stride, int64_t positions, int64_t
   HWY_DYNAMIC_DISPATCH(unpack)(values, stride, positions, count, rank, factor, to);
 }
 void run_powers(const double* positions, int64_t count, double* powers) { HWY_DYNAMIC_DISPATCH(powers_of)(positions, count, powers); }
+void run_sum_rows(const SumPass<double>& pass, const SumRows& rows) { HWY_DYNAMIC_DISPATCH(sum_rows)(pass, rows); }
 void run_sum_pass(const SumPass<double>& pass) { HWY_DYNAMIC_DISPATCH(sum_pass_double)(pass); }
 void run_sum_pass(const SumPass<long double>& pass) { HWY_DYNAMIC_DISPATCH(sum_pass_long_double)(pass); }
 

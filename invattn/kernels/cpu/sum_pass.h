@@ -39,6 +39,18 @@ struct SumPass {
   A* output;        // (N, count); (N) for the logarithm
 };
 
+/// Where values come from and where the results of a pass go, one row per position in no particular order.
+struct SumRows {
+  const float* values;  // (N, stride)
+  int64_t stride;
+  const int32_t* sweep_order;  // (N): whose values come at each place of the sweep
+  const int32_t* lane_order;   // (N): and whose each lane is
+  int64_t channels;            ///< of the rows below: at most `count` of the pass
+  const float* bias;           // (count)
+  const float* target;         // (N, channels), and a vector beyond
+  float* image;                // (N, channels)
+};
+
 /// Up to this size of the positions, double keeps enough of float32 data without shifts and without differences of neighbours.
 inline constexpr double kPositionBound = 64;
 
@@ -51,6 +63,9 @@ void run_unpack(const double* values, int64_t stride, int64_t positions, int64_t
 void run_powers(const double* positions, int64_t count, double* powers);
 
 void run_sum_pass(const SumPass<double>& pass);
+/// A pass with bounded positions and plain weights over values that lie by position; the pass's own `values` are not looked at, and its
+/// `output` is left anyhow. image = target - sums - bias
+void run_sum_rows(const SumPass<double>& pass, const SumRows& rows);
 void run_sum_pass(const SumPass<long double>& pass);
 
 }  // namespace invattn::kernels::cpu
