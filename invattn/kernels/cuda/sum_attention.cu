@@ -116,14 +116,14 @@ __device__ inline void clear_counts(const Sums<T>& task) {
 }
 
 /// Some keys of one side (blockIdx.y) of one sample, by rank.
-template <class T>
+template <class T, int kRows>
 __global__ void __launch_bounds__(kRankThreads) rank_kernel(const Sums<T> task) {
   if (skips(task, blockIdx.z)) return;
   clear_counts(task);
   const int side = blockIdx.y;
   const int64_t at = blockIdx.z * task.positions;
-  sort_by_rank((side == kKeys ? task.key : task.query) + at, task.positions, int64_t{blockIdx.x} * kRankOwners, task.sorted[side] + at,
-               task.index[side] + at, shared_memory());
+  sort_by_rank<T, kRows>((side == kKeys ? task.key : task.query) + at, task.positions, int64_t{blockIdx.x} * 32 * kRows,
+                         task.sorted[side] + at, task.index[side] + at, shared_memory());
 }
 
 /// One run of one side (blockIdx.y) of one sample.
@@ -228,14 +228,32 @@ struct Arena {
   }
 };
 
+/// Calls body<kRows> with the owners per thread that leave the busiest multiprocessor least to do: few fill the last round, many read
+/// shared memory less often. An owner costs two instructions per key, a read as much as one owner, whatever it serves.
+template <int kRows = 2, class Body>
+void with_rank_rows(int64_t n, int64_t batch, int multiprocessors, const Body& body, int64_t least = std::numeric_limits<int64_t>::max()) {
+  const auto cost = [&](int rows) {
+    const int64_t blocks = 2 * batch * ((n + 32 * rows - 1) / (32 * rows)), among = std::max(1, multiprocessors);
+    return (blocks + among - 1) / among * (rows + 1);
+  };
+  if constexpr (kRows == 2) {
+    for (int rows = 2; rows <= kMostRankRows; ++rows) least = std::min(least, cost(rows));
+  }
+  if (kRows == kMostRankRows || cost(kRows) == least) return body.template operator()<kRows>();
+  if constexpr (kRows < kMostRankRows) with_rank_rows<kRows + 1>(n, batch, multiprocessors, body, least);
+}
+
 template <class T>
 void sort_sides(const AttentionProblem& problem, const Arena<T>& arena, const Sums<T>& task, const Launch& launch) {
   const int64_t n = problem.positions;
   const auto batch = static_cast<unsigned>(problem.batch);
   const auto blocks = [n](int64_t width) { return static_cast<unsigned>((n + width - 1) / width); };
   if (n <= kRanked) {
-    const auto rank = rank_kernel<T>;
-    INVATTN_LAUNCH(rank, dim3(blocks(kRankOwners), 2, batch), dim3(kRankThreads), rank_bytes<T>(), launch.stream, task);
+    with_rank_rows(n, problem.batch, launch.multiprocessors, [&]<int kRows>() {
+      const auto rank = rank_kernel<T, kRows>;
+      constexpr auto kBytes = rank_bytes<T, kRows>();
+      INVATTN_LAUNCH(rank, dim3(blocks(32 * kRows), 2, batch), dim3(kRankThreads), kBytes, launch.stream, task);
+    });
     return;
   }
   Sides<T> here{{task.sorted[0], task.sorted[1]}, {task.index[0], task.index[1]}}, there = arena.other;

@@ -633,30 +633,30 @@ __device__ __forceinline__ uint32_t sign_of(double x) {
 }
 
 /// Sorts (n) keys with their places: a key's place is the number of keys before it, counted by comparing it with every other. What is
-/// not a finite number counts as the outermost one, so that no position is lost: of two infinities there is no difference. A block of kRankThreads has kRankOwners keys; rank_bytes of shared memory. N^2 comparisons on all
-/// multiprocessors take less time than a sort on few.
-constexpr int kRankThreads = 256, kRankRows = 2, kRankOwners = 32 * kRankRows, kRankTile = 1024;
+/// not a finite number counts as the outermost one, so that no position is lost: of two infinities there is no difference. A block of
+/// kRankThreads has 32 kRows keys; rank_bytes of shared memory. N^2 comparisons on all multiprocessors take less time than a sort on few.
+constexpr int kRankThreads = 256, kRankWarps = kRankThreads / 32, kRankTile = 1024, kMostRankRows = 5;
 
-template <class T>
+template <class T, int kRows>
 constexpr size_t rank_bytes() {
-  return kRankTile * sizeof(T);
+  constexpr size_t kTileBytes = kRankTile * sizeof(T), kCountBytes = kRankWarps * 32 * kRows * sizeof(int);
+  return kTileBytes > kCountBytes ? kTileBytes : kCountBytes;
 }
 
-template <class T>
+template <class T, int kRows>
 __device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* sorted, int* index, char* memory) {
   struct alignas(16) Unit {
     T item[16 / sizeof(T)];
   };
-  constexpr int kWarps = kRankThreads / 32, kChunk = kRankTile / kWarps, kPerUnit = 16 / sizeof(T);
-  static_assert(kWarps * kRankOwners * sizeof(int) <= kRankTile * sizeof(T));
+  constexpr int kChunk = kRankTile / kRankWarps, kPerUnit = 16 / sizeof(T), kOwn = kRankTile / kRankThreads, kOwners = 32 * kRows;
   T* tile = reinterpret_cast<T*>(memory);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   constexpr T kLast = std::numeric_limits<T>::max();
   const auto number = [](T key) { return fmin(fmax(key, -kLast), kLast); };
-  T mine[kRankRows];
-  uint32_t count[kRankRows] = {};
+  T mine[kRows];
+  uint32_t count[kRows] = {};
 #pragma unroll
-  for (int r = 0; r < kRankRows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     const int64_t at = first + r * 32 + lane;
     mine[r] = number(keys[at < n ? at : n - 1]);
   }
@@ -668,33 +668,57 @@ __device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* 
 #pragma unroll
       for (int e = 0; e < kPerUnit; ++e) {
 #pragma unroll
-        for (int r = 0; r < kRankRows; ++r) count[r] += sign(unit.item[e], mine[r]);
+        for (int r = 0; r < kRows; ++r) count[r] += sign(unit.item[e], mine[r]);
       }
     }
   };
+  T next[kOwn];  // of the next tile: read while this one is compared
+  const auto read = [&](int64_t start) {
+#pragma unroll
+    for (int u = 0; u < kOwn; ++u) {
+      const int64_t at = start + u * kRankThreads + thread;
+      next[u] = at < n ? number(keys[at]) : kLast;
+    }
+  };
+  read(0);
   for (int64_t start = 0; start < n; start += kRankTile) {
-    for (int t = thread; t < kRankTile; t += kRankThreads) tile[t] = start + t < n ? number(keys[start + t]) : kLast;
+#pragma unroll
+    for (int u = 0; u < kOwn; ++u) tile[u * kRankThreads + thread] = next[u];
     __syncthreads();
+    if (start + kRankTile < n) read(start + kRankTile);
     const T* chunk = tile + warp * kChunk;
     const int64_t begin = start + warp * kChunk;
-    if (begin >= first + kRankOwners) {  // equal keys that come behind do not count
+    if (begin >= first + kOwners) {  // equal keys that come behind do not count
       add_signs(chunk, [](T other, T own) { return sign_of(other - own); });
     } else if (begin + kChunk <= first) {  // all but the larger ones
-      uint32_t before[kRankRows];
+      uint32_t before[kRows];
 #pragma unroll
-      for (int r = 0; r < kRankRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         before[r] = count[r];
         count[r] = 0;
       }
       add_signs(chunk, [](T other, T own) { return sign_of(own - other); });
 #pragma unroll
-      for (int r = 0; r < kRankRows; ++r) count[r] = before[r] + kChunk - count[r];
-    } else {
-      for (int t = 0; t < kChunk; ++t) {
-        const T other = chunk[t];
+      for (int r = 0; r < kRows; ++r) count[r] = before[r] + kChunk - count[r];
+    } else {  // the same by 32 keys and 32 owners: lanes differ only where those are the same
+      for (int part = 0; part < kChunk; part += 32) {
+        const int64_t from = begin + part - first;
+        const auto signs = [&](auto sign) {
+          uint32_t sum = 0;
 #pragma unroll
-        for (int r = 0; r < kRankRows; ++r) {
-          count[r] += begin + t < first + r * 32 + lane ? 1 - sign_of(mine[r] - other) : sign_of(other - mine[r]);
+          for (int t = 0; t < 32; ++t) sum += sign(chunk[part + t], t);
+          return sum;
+        };
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const T own = mine[r];
+          if (from > r * 32) {
+            count[r] += signs([own](T other, int) { return sign_of(other - own); });
+          } else if (from < r * 32) {
+            count[r] += 32 - signs([own](T other, int) { return sign_of(own - other); });
+          } else {
+            count[r] += signs([own, lane](T other, int t) { return t < lane ? 1 - sign_of(own - other) : sign_of(other - own); });
+          }
         }
       }
     }
@@ -702,11 +726,11 @@ __device__ inline void sort_by_rank(const T* keys, int64_t n, int64_t first, T* 
   }
   int* counts = reinterpret_cast<int*>(memory);
 #pragma unroll
-  for (int r = 0; r < kRankRows; ++r) counts[warp * kRankOwners + r * 32 + lane] = static_cast<int>(count[r]);
+  for (int r = 0; r < kRows; ++r) counts[warp * kOwners + r * 32 + lane] = static_cast<int>(count[r]);
   __syncthreads();
-  if (thread >= kRankOwners || first + thread >= n) return;
+  if (thread >= kOwners || first + thread >= n) return;
   int place = 0;
-  for (int w = 0; w < kWarps; ++w) place += counts[w * kRankOwners + thread];
+  for (int w = 0; w < kRankWarps; ++w) place += counts[w * kOwners + thread];
   sorted[place] = keys[first + thread];
   index[place] = static_cast<int>(first) + thread;
 }
