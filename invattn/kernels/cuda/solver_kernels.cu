@@ -391,7 +391,8 @@ Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOption
           number(launch.multiprocessors)};
 }
 
-/// Executable graphs by problem, options and workspace. The oldest gives way; CUDA keeps what still runs until it has ended.
+/// Executable graphs by problem, options and workspace. The oldest gives way; CUDA keeps what still runs until it has ended. The graphs
+/// that they were made from stay as long: the handle of the condition, which kernels hold, is theirs.
 class Graphs {
  public:
   cudaError_t launch(const Key& key, const AttentionProblem& problem, const Work& work, const Launch& launch) {
@@ -402,7 +403,10 @@ class Graphs {
     }
     if (found == nullptr) {
       found = &slots_[next_++ % slots_.size()];
-      if (found->executable != nullptr) cudaGraphExecDestroy(found->executable);
+      if (found->executable != nullptr) {
+        cudaGraphExecDestroy(found->executable);
+        cudaGraphDestroy(found->graph);
+      }
       found->executable = nullptr;
       cudaGraph_t graph;
       if (const auto error = cudaGraphCreate(&graph, 0); error != cudaSuccess) return error;
@@ -410,9 +414,11 @@ class Graphs {
       cudaGraphExec_t executable = nullptr;
       auto error = add_loop(problem, work, launch.multiprocessors, graph, nullptr, 0, node);
       if (error == cudaSuccess) error = cudaGraphInstantiate(&executable, graph, 0);
-      cudaGraphDestroy(graph);
-      if (error != cudaSuccess) return error;
-      *found = {key, executable};
+      if (error != cudaSuccess) {
+        cudaGraphDestroy(graph);
+        return error;
+      }
+      *found = {key, graph, executable};
     }
     return cudaGraphLaunch(found->executable, static_cast<cudaStream_t>(launch.stream));
   }
@@ -420,6 +426,7 @@ class Graphs {
  private:
   struct Slot {
     Key key{};
+    cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
   };
   std::mutex mutex_;
