@@ -14,15 +14,14 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/ops/lip_swish.h"
 
 namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "ConvolutionOptions";
 
-/// Bounds on the slopes: x sigmoid(x) has at most 1.0998, and as s'(x) + s'(-x) = 1 the pair (s(x), s(-x)) / 1.1 at most 1.00393.
-constexpr double kSwish = 1.1;
-constexpr double kPair = 1.004;
+bool is_pair(Activation activation) { return activation == Activation::kCLipSwish; }
 
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
   return at::conv2d(x, weight, bias, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2});
@@ -66,7 +65,7 @@ void ConvolutionOptions::validate() const {
 
 ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(options) {
   options_.validate();
-  const auto inner = options_.hidden * (options_.activation == Activation::kCLipSwish ? 2 : 1);
+  const auto inner = options_.hidden * (is_pair(options_.activation) ? 2 : 1);
   for (int64_t i = 0; i < options_.layers; ++i) {
     const bool first = i == 0;
     const bool last = i + 1 == options_.layers;
@@ -97,31 +96,31 @@ class ConvolutionImpl::Slopes {
   explicit Slopes(Activation activation) : activation_(activation) {}
 
   /// Activates what comes out of a layer.
-  at::Tensor pass(const ConvolutionImpl& branch, const Layer& layer, const at::Tensor& input) {
-    if (activation_ != Activation::kElu) known_.push_back(branch.slope(layer, input));
-    auto output = branch.activate(layer, input);
-    if (activation_ == Activation::kElu) known_.push_back(output);  // which the next convolution keeps anyway, and which tells the slope
+  at::Tensor pass(const Layer& layer, const at::Tensor& input) {
+    auto output = activate(activation_, layer, input);
+    // ELU's result, which the next convolution keeps anyway, tells its slope.
+    known_.push_back({activation_ == Activation::kElu ? output : input, layer.beta});
     return output;
   }
 
   at::Tensor jvp(std::size_t i, const at::Tensor& tangent) const {
-    return times_slope(i, activation_ == Activation::kCLipSwish ? at::cat({tangent, tangent}, 1) : tangent);
+    if (activation_ == Activation::kElu) return TimesEluSlope::apply(tangent, known_[i].point);
+    return lip_swish_jvp(tangent, known_[i].point, known_[i].beta, is_pair(activation_));
   }
   at::Tensor vjp(std::size_t i, const at::Tensor& cotangent) const {
-    auto result = times_slope(i, cotangent);
-    if (activation_ != Activation::kCLipSwish) return result;
-    const auto halves = result.chunk(2, 1);
-    return halves[0] + halves[1];
+    if (activation_ == Activation::kElu) return TimesEluSlope::apply(cotangent, known_[i].point);
+    return lip_swish_vjp(cotangent, known_[i].point, known_[i].beta, is_pair(activation_));
   }
 
  private:
-  at::Tensor times_slope(std::size_t i, const at::Tensor& vector) const {
-    if (activation_ != Activation::kElu) return vector * known_[i];
-    return TimesEluSlope::apply(vector, known_[i]);
-  }
+  /// Of the activation behind a layer.
+  struct Known {
+    at::Tensor point;  // its input, or for ELU its result
+    at::Tensor beta;   // the layer's
+  };
 
   Activation activation_;
-  std::vector<at::Tensor> known_;  // of the activation behind each layer but the last: its slope, or for ELU its result
+  std::vector<Known> known_;  // behind each layer but the last
 };
 
 double ConvolutionImpl::layer_constant() const { return std::pow(options_.constant, 1.0 / static_cast<double>(options_.layers)); }
@@ -178,28 +177,16 @@ void ConvolutionImpl::prepare(const std::vector<ConvolutionImpl*>& branches, at:
 
 at::ScalarType ConvolutionImpl::computed_in() const { return is_training() && reduced_ ? *reduced_ : layers_[0].weight.scalar_type(); }
 
-/// May overwrite its input: a training step then keeps one tensor for this and the next convolution together.
-at::Tensor ConvolutionImpl::activate(const Layer& layer, at::Tensor input) const {
-  if (options_.activation == Activation::kElu) return at::elu_(input);
-  const auto gate = at::sigmoid(at::softplus(layer.beta).to(input.scalar_type()).view({1, 1, 1, 1}) * input);
-  if (options_.activation == Activation::kLipSwish) return input * gate / kSwish;
-  const auto swish = input * gate;
-  return at::cat({swish, swish - input}, 1) / (kSwish * kPair);  // -x sigmoid(-x) = x sigmoid(x) - x
-}
-
-/// The derivative of `activate`, entry by entry of its result; not of ELU, whose result tells it.
-at::Tensor ConvolutionImpl::slope(const Layer& layer, const at::Tensor& input) const {
-  const auto scaled = at::softplus(layer.beta).to(input.scalar_type()).view({1, 1, 1, 1}) * input;
-  const auto gate = at::sigmoid(scaled);
-  const auto of_swish = gate * (1 + scaled * (1 - gate));
-  if (options_.activation == Activation::kLipSwish) return of_swish / kSwish;
-  return at::cat({of_swish, of_swish - 1}, 1) / (kSwish * kPair);
+/// May overwrite its input: a training step with ELU then keeps one tensor for this and the next convolution together.
+at::Tensor ConvolutionImpl::activate(Activation activation, const Layer& layer, at::Tensor input) {
+  if (activation == Activation::kElu) return at::elu_(input);
+  return lip_swish(input, layer.beta, is_pair(activation));
 }
 
 at::Tensor ConvolutionImpl::evaluate(const Constrained& maps, const at::Tensor& x) const {
   auto result = convolve(x.to(maps.weights[0].scalar_type()), maps.weights[0], maps.biases[0]);
   for (std::size_t i = 1; i < layers_.size(); ++i) {
-    result = convolve(activate(layers_[i - 1], result), maps.weights[i], maps.biases[i]);
+    result = convolve(activate(options_.activation, layers_[i - 1], result), maps.weights[i], maps.biases[i]);
   }
   return result.to(x.scalar_type());
 }
@@ -236,7 +223,7 @@ BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
 at::Tensor ConvolutionImpl::pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const {
   auto value = convolve(x, maps.weights[0], maps.biases[0]);
   for (std::size_t i = 1; i < layers_.size(); ++i) {
-    value = convolve(slopes.pass(*this, layers_[i - 1], value), maps.weights[i], maps.biases[i]);
+    value = convolve(slopes.pass(layers_[i - 1], value), maps.weights[i], maps.biases[i]);
   }
   return value;
 }

@@ -105,8 +105,7 @@ class ConvolutionImpl : public BranchImpl {
 
   void check(const at::Tensor& x) const;
   Constrained constrained(const at::Tensor& example, at::ScalarType type);
-  at::Tensor activate(const Layer& layer, at::Tensor input) const;
-  at::Tensor slope(const Layer& layer, const at::Tensor& input) const;
+  static at::Tensor activate(Activation activation, const Layer& layer, at::Tensor input);
   at::Tensor evaluate(const Constrained& maps, const at::Tensor& x) const;
   at::Tensor pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const;
   static at::Tensor pulled_back(const std::vector<at::Tensor>& weights, const Slopes& slopes, const at::Tensor& cotangent);

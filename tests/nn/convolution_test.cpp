@@ -235,7 +235,7 @@ TEST(ConvolutionBranch, TrainsInBfloat16AndIsEvaluatedAsItIs) {
     const auto results = [&] {
       const auto [value, vjp] = branch->forward_with_vjp(x);
       const auto product = vjp(u);
-      // Without the betas: one number from all positions, whose parts nearly cancel, so that in eight bits it may be noise alone.
+      // Without the betas: one number from all positions, whose parts nearly cancel. It is summed in float32, but what comes in has eight bits.
       std::vector<at::Tensor> parameters;
       for (const auto& item : branch->named_parameters()) {
         if (!item.key().starts_with("beta")) parameters.push_back(item.value());

@@ -7,6 +7,7 @@
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/cuda/spectral_norm.h"
+#include "invattn/kernels/cuda/swish.h"
 
 namespace invattn::kernels::cuda {
 namespace {
@@ -27,6 +28,33 @@ void spectral_norm(const T*, int64_t, int64_t, T*, T*, T*, void*) {
 }
 template void spectral_norm<float>(const float*, int64_t, int64_t, float*, float*, float*, void*);
 template void spectral_norm<double>(const double*, int64_t, int64_t, double*, double*, double*, void*);
+bool covers(const SwishProblem&) { return false; }
+template <class T>
+void swish_forward(const SwishProblem&, const T*, const float*, T*, void*) {
+  absent();
+}
+template <class T>
+void swish_jvp(const SwishProblem&, const T*, const float*, const T*, T*, void*) {
+  absent();
+}
+template <class T>
+void swish_vjp(const SwishProblem&, const T*, const float*, const T*, T*, float*, void*, void*) {
+  absent();
+}
+template <class T>
+void swish_hvp(const SwishProblem&, const T*, const float*, const T*, const T*, T*, T*, float*, void*, void*) {
+  absent();
+}
+template void swish_forward<float>(const SwishProblem&, const float*, const float*, float*, void*);
+template void swish_jvp<float>(const SwishProblem&, const float*, const float*, const float*, float*, void*);
+template void swish_vjp<float>(const SwishProblem&, const float*, const float*, const float*, float*, float*, void*, void*);
+template void swish_hvp<float>(const SwishProblem&, const float*, const float*, const float*, const float*, float*, float*, float*, void*,
+                               void*);
+template void swish_forward<BFloat16>(const SwishProblem&, const BFloat16*, const float*, BFloat16*, void*);
+template void swish_jvp<BFloat16>(const SwishProblem&, const BFloat16*, const float*, const BFloat16*, BFloat16*, void*);
+template void swish_vjp<BFloat16>(const SwishProblem&, const BFloat16*, const float*, const BFloat16*, BFloat16*, float*, void*, void*);
+template void swish_hvp<BFloat16>(const SwishProblem&, const BFloat16*, const float*, const BFloat16*, const BFloat16*, BFloat16*,
+                                  BFloat16*, float*, void*, void*);
 bool solver_covers(const AttentionProblem&, int64_t, const SolverOptions&) { return false; }
 size_t solver_workspace_bytes(const AttentionProblem&, int64_t, const SolverOptions&, int) { absent(); }
 void solve(const AttentionProblem&, int64_t, const BranchWeights<float>&, const SolverOptions&, const float*, float*, const SolverReport&,
