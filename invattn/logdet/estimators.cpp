@@ -103,8 +103,15 @@ LogDet average_probes(const LogDetProblem& problem, const Options& options, cons
   std::vector<ProbeDraw> draws;
   draws.reserve(options.probes);
   for (int64_t i = 0; i < options.probes; ++i) {
+    if (options.draws && options.draws->next < options.draws->kept.size()) {
+      draws.push_back(options.draws->kept[options.draws->next++]);
+      continue;
+    }
     auto probe = draw_probe(options.probe, x, generator);
     draws.push_back({.probe = std::move(probe), .weights = draw_weights(generator).to(x.options())});
+    if (!options.draws) continue;
+    options.draws->kept.push_back(draws.back());
+    options.draws->next = options.draws->kept.size();
   }
   const auto estimates = probe_estimates(problem, draws, options.gradient);  // (probes, B)
   const auto unknown = at::full({x.size(0)}, std::numeric_limits<double>::quiet_NaN(), x.options());

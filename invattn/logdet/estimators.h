@@ -13,12 +13,6 @@ namespace invattn {
 LogDet estimated_log_det(const LogDetProblem& problem, const SeriesLogDet& options);
 LogDet estimated_log_det(const LogDetProblem& problem, const RouletteLogDet& options);
 
-/// One probe per sample and the weights of its series.
-struct ProbeDraw {
-  at::Tensor probe;    ///< v, (B, ...): type, device and shape of x
-  at::Tensor weights;  ///< (terms, B), or (terms, 1) where all samples have the same; type and device of x
-};
-
 /// What both estimators average: sum_k (-1)^(k+1) weights[k-1] v'J^k v / k, a row of B values for each draw: (draws, B).
 at::Tensor probe_estimates(const LogDetProblem& problem, const std::vector<ProbeDraw>& draws, LogDetGradient gradient);
 

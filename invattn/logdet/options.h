@@ -1,13 +1,17 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "invattn/core/fields.h"
 #include "invattn/core/names.h"
@@ -44,6 +48,19 @@ struct EnumNames<LogDetGradient> {
   }};
 };
 
+/// One probe per sample and the weights of its series.
+struct ProbeDraw {
+  at::Tensor probe;    ///< v, (B, ...): type, device and shape of x
+  at::Tensor weights;  ///< (terms, B), or (terms, 1) where all samples have the same; type and device of x
+};
+
+/// What was drawn for an estimate, so that it can be computed a second time: from `next` on it is given again, behind its end new draws are
+/// kept.
+struct LogDetDraws {
+  std::vector<ProbeDraw> kept;
+  std::size_t next = 0;
+};
+
 /// The truncated power series sum_{k=1..n} (-1)^(k+1) v'J^k v / k, averaged over probes.
 ///
 /// Its expectation is sum_{k=1..n} (-1)^(k+1) tr(J^k) / k: biased by at most `series_remainder`. The gradient's expectation is, for
@@ -58,6 +75,8 @@ struct SeriesLogDet {
   /// -1 draws from torch's default generator of the device of x. Another seed starts a private generator on the CPU at every call: the same
   /// call then gives the same numbers, which suits evaluation and not training, where each step wants new probes.
   int64_t seed = -1;
+  /// Where the same estimate is computed twice (nn/recompute.h): keeps what is drawn. No option of a configuration.
+  std::shared_ptr<LogDetDraws> draws = nullptr;
 
   /// Throws a usage error that names the first field out of range.
   void validate() const;
@@ -94,6 +113,8 @@ struct RouletteLogDet {
   LogDetGradient gradient = LogDetGradient::kNeumann;
   /// As in SeriesLogDet; the draws of N come from the CPU's generator in any case.
   int64_t seed = -1;
+  /// As in SeriesLogDet.
+  std::shared_ptr<LogDetDraws> draws = nullptr;
 
   /// Throws a usage error that names the first field out of range.
   void validate() const;

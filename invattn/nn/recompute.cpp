@@ -7,8 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <limits>
+#include <memory>
 #include <utility>
 #include <variant>
 
@@ -20,16 +19,37 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// A part and what it drew. A part that recomputes parts of its own shares its draws with them.
 struct Work : torch::CustomClassHolder {
-  Work(Bijection chosen_part, const LogDetOptions& chosen) : part(std::move(chosen_part)), options(chosen) {}
-  Bijection part;
-  LogDetOptions options;
+  Work(Bijection chosen_part, const LogDetOptions& chosen) : part_(std::move(chosen_part)), options_(chosen) {
+    std::visit(
+        [this](auto& estimator) {
+          if constexpr (requires { estimator.draws; }) {
+            if (!estimator.draws) estimator.draws = std::make_shared<LogDetDraws>();
+            draws_ = estimator.draws;
+            first_ = draws_->next;
+          }
+        },
+        options_);
+  }
+
+  /// With the same probes at every call.
+  std::pair<at::Tensor, LogDet> compute(const at::Tensor& x) {
+    if (draws_) draws_->next = first_;
+    return part_->forward_log_det(x, options_);
+  }
+
+ private:
+  Bijection part_;
+  LogDetOptions options_;
+  std::shared_ptr<LogDetDraws> draws_;  // none where nothing is drawn
+  std::size_t first_ = 0;
 };
 
 /// (x, weights of the part) -> (y, log-determinant, its standard error, its sign)
 struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Work>& work, at::TensorList inputs) {
-    auto [y, log_det] = work->part->forward_log_det(inputs[0], work->options);
+    auto [y, log_det] = work->compute(inputs[0]);
     context->save_for_backward(inputs.vec());  // after the first batch may have set a part's weights
     context->saved_data["work"] = c10::IValue::make_capsule(work);
     context->mark_non_differentiable({log_det.standard_error, log_det.sign});
@@ -43,7 +63,7 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
     const auto work = c10::static_intrusive_pointer_cast<Work>(context->saved_data["work"].toCapsule());
     at::AutoGradMode enable(true);
     inputs[0] = inputs[0].detach().requires_grad_(true);
-    const auto [y, log_det] = work->part->forward_log_det(inputs[0], work->options);
+    const auto [y, log_det] = work->compute(inputs[0]);
     variable_list outputs;
     variable_list seeds;
     for (const auto& [output, seed] : {std::pair{y, cotangents[0]}, std::pair{log_det.value, cotangents[1]}}) {
@@ -58,19 +78,6 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
   }
 };
 
-/// The same probes at both calls.
-LogDetOptions with_seed(const LogDetOptions& options) {
-  auto result = options;
-  std::visit(
-      [](auto& chosen) {
-        if constexpr (requires { chosen.seed; }) {
-          if (chosen.seed == -1) chosen.seed = at::randint(std::numeric_limits<int64_t>::max(), {1}, at::kLong).item<int64_t>();
-        }
-      },
-      result);
-  return result;
-}
-
 }  // namespace
 
 std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options) {
@@ -81,7 +88,7 @@ std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at
   const bool needs_graph = at::GradMode::is_enabled() &&
                            std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.requires_grad(); });
   if (!needs_graph) return part->forward_log_det(x, options);
-  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, with_seed(options)), at::TensorList(inputs));
+  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, options), at::TensorList(inputs));
   return {outputs[0], LogDet{.value = outputs[1], .standard_error = outputs[2], .sign = outputs[3]}};
 }
 

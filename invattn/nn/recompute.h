@@ -9,9 +9,9 @@
 
 namespace invattn {
 
-/// part->forward_log_det(x, options), keeping only x for the backward pass, which computes the part again, with the same probes: options
-/// without a seed get one, drawn from torch's default generator on the CPU. First derivatives only; a request for second ones raises an
-/// error. The part's weights must not change in between.
+/// part->forward_log_det(x, options), keeping only x and the probes for the backward pass, which computes the part again. It draws what the
+/// part alone would draw and nothing else, so that it can be captured wherever the part can (train/captured_step.h). First derivatives only;
+/// a request for second ones raises an error. The part's weights must not change in between.
 std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options);
 
 }  // namespace invattn

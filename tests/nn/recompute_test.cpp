@@ -11,7 +11,10 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/nn/convolution.h"
 #include "invattn/nn/flow.h"
+#include "invattn/nn/residual.h"
+#include "invattn/nn/sequential.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -40,11 +43,14 @@ at::Tensor images() { return 256 * at::sigmoid(random({4, 1, 8, 8}, 2)); }
 TEST(Recompute, TheSameValueAndGradients) {
   for (const LogDetOptions& options : {LogDetOptions(SeriesLogDet{.terms = 5, .seed = 3}),
                                        LogDetOptions(SeriesLogDet{.terms = 4, .gradient = LogDetGradient::kSeries, .seed = 3}),
-                                       LogDetOptions(RouletteLogDet{.probes = 2, .seed = 4}), LogDetOptions(ExactLogDet{})}) {
+                                       LogDetOptions(RouletteLogDet{.probes = 2, .seed = 4}), LogDetOptions(ExactLogDet{}),
+                                       LogDetOptions(SeriesLogDet{.terms = 3, .probes = 2}), LogDetOptions(RouletteLogDet{})}) {
     auto plain = flow(false);
     auto saving = flow(true);
     const auto x = images();
+    at::manual_seed(7);  // where the options have no seed, both draw the same
     const auto expected = plain->log_prob(x, options);
+    at::manual_seed(7);
     const auto actual = saving->log_prob(x, options);
     EXPECT_LT(relative_difference(actual.value, expected.value), 1e-12);
     EXPECT_FALSE(actual.standard_error.requires_grad());
@@ -54,7 +60,7 @@ TEST(Recompute, TheSameValueAndGradients) {
   }
 }
 
-// Without a seed each call draws one: other probes in the backward pass would differentiate another estimate.
+// Other probes in the backward pass would differentiate another estimate.
 TEST(Recompute, TheProbesAreTheSameInTheBackwardPass) {
   auto saving = flow(true);
   saving->eval();
@@ -74,6 +80,34 @@ TEST(Recompute, TheProbesAreTheSameInTheBackwardPass) {
   };
   EXPECT_NEAR(exact, testing::directional_difference(value, start, direction, 1e-5).item<double>(), 1e-3 * std::abs(exact));
   EXPECT_GT(testing::max_difference(saving->log_prob(x, options).value, first.value), 1e-3) << "new probes at every call";
+}
+
+TEST(Recompute, PartsWithinPartsKeepTheirProbesToo) {
+  const auto gradients_of = [](bool outside, bool inside) {
+    at::manual_seed(2);
+    std::vector<Bijection> blocks;
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(
+          InvertibleResidual(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 6}))
+              .ptr());
+    }
+    Sequential inner(std::vector<Bijection>{blocks[0], blocks[1]});
+    inner->recompute(inside);
+    Sequential outer(std::vector<Bijection>{inner.ptr(), blocks[2]});
+    outer->recompute(outside);
+    outer->to(at::kDouble);
+    at::manual_seed(3);
+    const auto [y, log_det] =
+        outer->forward_log_det(random({3, 2, 4, 4}, 5), SeriesLogDet{.terms = 3, .gradient = LogDetGradient::kSeries});
+    return gradients(y.square().sum() + log_det.value.sum(), outer->parameters());
+  };
+  const auto expected = gradients_of(false, false);
+  for (const auto& [outside, inside] : {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
+    const auto actual = gradients_of(outside, inside);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LT(relative_difference(actual[i], expected[i]), 1e-9) << outside << inside << i;
+    }
+  }
 }
 
 /// Counts the bytes that torch holds on the CPU.
