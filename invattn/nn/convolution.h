@@ -99,12 +99,16 @@ class ConvolutionImpl : public BranchImpl {
   struct Constrained {
     std::vector<at::Tensor> weights;
     std::vector<at::Tensor> biases;
+    std::vector<at::Tensor> shifts;  // (1, C, 1, 1), taken from the activations behind each layer but the last; empty: nothing is
+    at::Tensor at_zero;              // (1, C, H, W), where there are shifts: g(0), the last layer's bias among it
   };
   class Slopes;
   class PointLinearization;
 
   void check(const at::Tensor& x) const;
   Constrained constrained(const at::Tensor& example, at::ScalarType type);
+  Constrained constrained_for(const at::Tensor& x);
+  void centre(Constrained& maps) const;
   static at::Tensor activate(Activation activation, const Layer& layer, at::Tensor input);
   at::Tensor evaluate(const Constrained& maps, const at::Tensor& x) const;
   at::Tensor pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const;

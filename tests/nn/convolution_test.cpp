@@ -132,6 +132,53 @@ TEST(ConvolutionBranch, ChannelsLastStaysAndGivesTheSame) {
   }
 }
 
+/// Outside training the branch is computed as its difference from g(0).
+TEST(ConvolutionBranch, WithoutGradientsItIsTheSameFunction) {
+  for (const auto activation : {Activation::kElu, Activation::kLipSwish, Activation::kCLipSwish}) {
+    for (const int64_t layers : {1, 2, 3, 4}) {
+      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+        at::manual_seed(7);
+        Convolution branch(
+            ConvolutionOptions{.channels = 3, .height = 5, .width = 4, .hidden = 6, .layers = layers, .activation = activation});
+        branch->to(at::kDouble);
+        branch->eval();
+        const auto x = (2 * random({2, 3, 5, 4}, 1)).contiguous(format);
+        const auto expected = branch->forward(x).detach();
+        const at::NoGradGuard no_grad;
+        const auto frozen = branch->freeze(x);
+        for (const auto& actual : {branch->forward(x), branch->forward_with_vjp(x).value, frozen.value(x), frozen.linearize(x)->value()}) {
+          EXPECT_LT(max_difference(actual, expected), 1e-14) << activation << ", " << layers;
+          EXPECT_TRUE(actual.is_contiguous(format));
+        }
+      }
+    }
+  }
+}
+
+/// Activations about 5, of which all but a little is common: their sum, some 10, and its rounding are to cancel.
+TEST(ConvolutionBranch, ACommonPartOfTheActivationsCostsNoDigits) {
+  at::manual_seed(7);
+  Convolution branch(ConvolutionOptions{.channels = 4, .height = 8, .width = 8, .hidden = 64});
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& item : branch->named_parameters()) {
+      if (item.key().starts_with("weight")) item.value().abs_();
+      if (item.key().starts_with("bias")) item.value().fill_(3);
+    }
+    branch->project();
+    branch->named_parameters()["bias2"].sub_(branch->forward(at::zeros({1, 4, 8, 8})).mean(at::IntArrayRef{0, 2, 3}));
+  }
+  branch->eval();
+  const auto x = random({4, 4, 8, 8}, 1, at::kFloat);
+  const auto plain = branch->forward(x).detach();
+  const at::NoGradGuard no_grad;
+  const auto centred = branch->forward(x);
+  branch->to(at::kDouble);
+  const auto exact = branch->forward(x.to(at::kDouble));
+  EXPECT_GT(exact.abs().max().item<double>(), 1);
+  EXPECT_LT(max_difference(centred, exact), 0.4 * max_difference(plain, exact)) << "of " << max_difference(plain, exact);
+}
+
 /// Two branches of which the second goes on from the first's parameters and buffers, as from a checkpoint.
 TEST(ConvolutionBranch, ATrainingGoesOnToTheSameBits) {
   for (const int64_t iterations : {0, 1}) {
