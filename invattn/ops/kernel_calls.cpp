@@ -42,11 +42,12 @@ const kernels::ParallelFor& torch_threads() {
   return threads;
 }
 
-DeviceLaunch::DeviceLaunch(const at::Device& device, size_t workspace_bytes)
+DeviceLaunch::DeviceLaunch(const at::Device& device, size_t workspace_bytes, bool tf32)
     : workspace_(at::empty({static_cast<int64_t>(workspace_bytes)}, at::TensorOptions().dtype(at::kByte).device(device))) {
   launch_.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   launch_.workspace = workspace_.data_ptr();
   launch_.multiprocessors = kernels::cuda::multiprocessors();
+  launch_.tf32 = tf32;
 }
 
 void DeviceLaunch::check(const char* origin) const {

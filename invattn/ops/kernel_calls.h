@@ -14,10 +14,10 @@ kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tens
 /// Torch's pool of threads.
 const kernels::ParallelFor& torch_threads();
 
-/// A launch on torch's current stream of `device`, with a workspace of this many bytes.
+/// A launch on torch's current stream of `device`, with a workspace of this many bytes; tf32: as kernels::cuda::Launch's.
 class DeviceLaunch {
  public:
-  DeviceLaunch(const at::Device& device, size_t workspace_bytes);
+  DeviceLaunch(const at::Device& device, size_t workspace_bytes, bool tf32 = false);
 
   const kernels::cuda::Launch& get() const { return launch_; }
   /// Throws where the device refused a launch.

@@ -1,6 +1,7 @@
 #include "invattn/ops/response_attention_fast.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -28,6 +29,7 @@ using torch::autograd::variable_list;
 struct Evaluation {
   at::Tensor output;                // (B, V, N)
   at::Tensor rows, columns, total;  // (B, parts, N), (B, parts, N), (B, parts): what kernels::AttentionSums holds, or undefined
+  bool tf32 = false;                // torch's switch for products when it was evaluated: the derivatives go by the same
 };
 
 template <class T>
@@ -70,7 +72,7 @@ void for_type(const at::Tensor& tensor, const Body& body) {
 
 /// Runs cpu(T()) or cuda(T(), launch), whichever the inputs ask for.
 template <class OnCpu, class OnCuda>
-void run(const AttentionProblem& problem, const AttentionInputs& inputs, const OnCpu& on_cpu, const OnCuda& on_cuda) {
+void run(const AttentionProblem& problem, const AttentionInputs& inputs, bool tf32, const OnCpu& on_cpu, const OnCuda& on_cuda) {
   if (!inputs.query.is_cuda()) {
     for_type(inputs.query, on_cpu);
     return;
@@ -78,8 +80,8 @@ void run(const AttentionProblem& problem, const AttentionInputs& inputs, const O
   const c10::DeviceGuard guard(inputs.query.device());
   for_type(inputs.query, [&](auto type) {
     using T = decltype(type);
-    const DeviceLaunch launch(inputs.query.device(),
-                              kernels::cuda::attention_workspace_bytes<T>(problem, kernels::cuda::multiprocessors()));
+    const DeviceLaunch launch(inputs.query.device(), kernels::cuda::attention_workspace_bytes<T>(problem, kernels::cuda::multiprocessors()),
+                              tf32);
     on_cuda(type, launch.get());
     launch.check("response_attention");
   });
@@ -91,6 +93,7 @@ Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool 
   const bool on_device = inputs.query.is_cuda();
   Evaluation result;
   result.output = at::empty_like(inputs.value);
+  result.tf32 = at::globalContext().allowTF32CuBLAS();
   // The device's kernels need them in any case, to hand them from pass to pass.
   if (for_derivatives || on_device) {
     const auto parts = on_device ? kernels::cuda::kSumParts : kernels::cpu::kSumParts;
@@ -103,7 +106,7 @@ Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool 
     if (by == Normalization::kAll) result.total = at::empty({problem.batch, parts}, inputs.query.options());
   }
   run(
-      problem, inputs,
+      problem, inputs, result.tf32,
       [&](auto type) {
         using T = decltype(type);
         kernels::cpu::attention_forward<T>(problem, pointers<T>(inputs), sums<T>(result), pointer<T>(result.output), torch_threads());
@@ -125,7 +128,7 @@ AttentionInputs vjp(const AttentionInputs& inputs, const ResponseMap& map, const
            pointer<T>(result.key), pointer<T>(result.value), resources);
   };
   run(
-      problem, inputs, [&](auto type) { call(type, kernels::cpu::attention_vjp<decltype(type)>, torch_threads()); },
+      problem, inputs, at.tf32, [&](auto type) { call(type, kernels::cpu::attention_vjp<decltype(type)>, torch_threads()); },
       [&](auto type, const kernels::cuda::Launch& launch) { call(type, kernels::cuda::attention_vjp<decltype(type)>, launch); });
   return result;
 }
@@ -139,7 +142,7 @@ at::Tensor jvp(const AttentionInputs& inputs, const ResponseMap& map, const Eval
     kernel(problem, pointers<T>(inputs), known_sums<T>(at), pointer<T>(at.output), pointers<T>(tangents), pointer<T>(result), resources);
   };
   run(
-      problem, inputs, [&](auto type) { call(type, kernels::cpu::attention_jvp<decltype(type)>, torch_threads()); },
+      problem, inputs, at.tf32, [&](auto type) { call(type, kernels::cpu::attention_jvp<decltype(type)>, torch_threads()); },
       [&](auto type, const kernels::cuda::Launch& launch) { call(type, kernels::cuda::attention_jvp<decltype(type)>, launch); });
   return result;
 }
@@ -158,7 +161,7 @@ std::pair<AttentionInputs, at::Tensor> hvp(const AttentionInputs& inputs, const 
            pointer<T>(change), pointer<T>(result.query), pointer<T>(result.key), pointer<T>(result.value), resources);
   };
   run(
-      problem, inputs, [&](auto type) { call(type, kernels::cpu::attention_hvp<decltype(type)>, torch_threads()); },
+      problem, inputs, at.tf32, [&](auto type) { call(type, kernels::cpu::attention_hvp<decltype(type)>, torch_threads()); },
       [&](auto type, const kernels::cuda::Launch& launch) { call(type, kernels::cuda::attention_hvp<decltype(type)>, launch); });
   return {result, change};
 }
@@ -169,6 +172,7 @@ struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
   static variable_list forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                const at::Tensor& cotangent, const Evaluation* at, const ResponseMap* map) {
     context->save_for_backward({query, key, value, cotangent, at->output, at->rows, at->columns, at->total});
+    context->saved_data["tf32"] = at->tf32;
     save_map(context, *map);
     const auto pulled = vjp({query, key, value}, *map, *at, cotangent);
     return {pulled.query, pulled.key, pulled.value};
@@ -183,7 +187,8 @@ struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
     const AttentionInputs along{or_zero(gradients[0], inputs.query), or_zero(gradients[1], inputs.key),
                                 or_zero(gradients[2], inputs.value)};
     if (!at::GradMode::is_enabled()) {
-      const auto [change, pushed] = hvp(inputs, map, {saved[4], saved[5], saved[6], saved[7]}, cotangent, along);
+      const auto [change, pushed] =
+          hvp(inputs, map, {saved[4], saved[5], saved[6], saved[7], context->saved_data["tf32"].toBool()}, cotangent, along);
       return {change.query, change.key, change.value, pushed, {}, {}};
     }
     variable_list variables{inputs.query, inputs.key, inputs.value, cotangent};
@@ -206,6 +211,7 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
                             const ResponseMap* map) {
     const auto at = evaluate({query, key, value}, *map, /*for_derivatives=*/true);
     context->save_for_backward({query, key, value, at.output, at.rows, at.columns, at.total});
+    context->saved_data["tf32"] = at.tf32;
     save_map(context, *map);
     return at.output;
   }
@@ -213,7 +219,7 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
   static variable_list backward(AutogradContext* context, variable_list cotangents) {
     const auto saved = context->get_saved_variables();
     const auto map = saved_map(context);
-    const Evaluation at{saved[3].detach(), saved[4], saved[5], saved[6]};
+    const Evaluation at{saved[3].detach(), saved[4], saved[5], saved[6], context->saved_data["tf32"].toBool()};
     if (at::GradMode::is_enabled()) {
       auto result = AttentionVjp::apply(saved[0], saved[1], saved[2], cotangents[0], &at, &map);
       result.emplace_back();

@@ -40,6 +40,7 @@ struct Case {
   bool shared = false;     // and the same array
   bool plain = false;      // without the matrix units
   bool positive = false;   // values and cotangent
+  bool tf32 = false;       // as Launch's
 };
 
 template <class R>
@@ -130,7 +131,7 @@ struct Buffers {
   bool shared;
   cuda::Launch launch;
 
-  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool shared_ = false, bool plain = false)
+  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool shared_ = false, bool plain = false, bool tf32 = false)
       : query(in.query),
         key(in.key),
         value(in.value),
@@ -156,6 +157,7 @@ struct Buffers {
     launch.workspace = workspace.data;
     launch.multiprocessors = multiprocessors;
     launch.matrix_units = !plain;
+    launch.tf32 = tf32;
   }
   // The sum score keeps no sums.
   AttentionSums<T> sums() const {
@@ -205,10 +207,10 @@ template <class T>
 void check_isolation(const Case& c, unsigned seed, int multiprocessors) {
   if (!only.empty() && only != c.name) return;
   auto inputs = draw<T>(c, seed);
-  Buffers<T> clean(c.problem, inputs, multiprocessors);
+  Buffers<T> clean(c.problem, inputs, multiprocessors, false, false, c.tf32);
   clean.all();
   inputs.query[1] = inputs.key[0] = std::numeric_limits<T>::quiet_NaN();
-  Buffers<T> spoilt(c.problem, inputs, multiprocessors);
+  Buffers<T> spoilt(c.problem, inputs, multiprocessors, false, false, c.tf32);
   spoilt.all();
   const bool ok = same(clean.results(), spoilt.results(), 1, c.problem.batch) && !same(clean.results(), spoilt.results());
   std::printf("%s%s\n", c.name, ok ? "" : "  FAILED");
@@ -246,6 +248,18 @@ double largest_score(const AttentionProblem& problem, const Inputs<T>& inputs) {
   return problem.score == Score::kSum ? query + key : static_cast<double>(problem.depth) * query * key;
 }
 
+/// A bound of the logarithm of all responses' sum.
+template <class T>
+double largest_logarithm(const AttentionProblem& problem, const Inputs<T>& inputs) {
+  const double score = largest_score(problem, inputs);
+  const double response = problem.response == Response::kExponential ? score : std::log1p(score);
+  return response + 2 * std::log(static_cast<double>(problem.positions));
+}
+
+/// What is allowed beside twice the error of the plain version, which is a random number and sometimes luckily small: the roundings of the
+/// largest terms that cancel in a result (`condition`, below) and, for `all`, of the one logarithm that scales the whole map. Ordinary cases
+/// are then held to 1e-6 to 1e-5. A term left out shows as 1e-2 and more, one TF32 product in place of three as 2e-4 of the largest terms:
+/// both stay far outside.
 /// rounded: scores may be off by a rounding, however large they are, and results by that of their largest terms, however much cancels: the
 /// bounds of the tests of the CPU kernels, which the table was made for.
 template <class T>
@@ -282,7 +296,7 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
       errors[e].plain = std::max(errors[e].plain, error_of(other.*members[e], reference.*members[e]));
     }
   }
-  if (rounded || c.problem.score == Score::kSum) {
+  {
     const auto condition = [](double term, const auto& exact) {
       const double length = length_of(exact);
       return term * std::sqrt(static_cast<double>(exact.size())) / (length > 0 ? length : 1);
@@ -291,26 +305,28 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
     errors[3].condition = condition(reference.key_term, reference.key);
     errors[7].condition = condition(reference.second_query_term, reference.second_query);
     errors[8].condition = condition(reference.second_key_term, reference.second_key);
-    if (rounded) {
-      errors[4].condition = errors[5].condition = condition(reference.change_term, reference.change);
-      errors[6].condition = condition(reference.second_value_term, reference.second_value);
-    }
+    errors[4].condition = errors[5].condition = condition(reference.change_term, reference.change);
+    errors[6].condition = condition(reference.second_value_term, reference.second_value);
   }
   static const char* const kNormalizations[] = {"columns", "rows", "all", "count", "balanced"};
   static const char* const kResponses[] = {"exp", "elu+1", "softplus", "relu"};
   std::printf("%-22s %-6s %-8s %-8s B%ld D%ld V%ld N%-5ld", c.name, sizeof(T) == 4 ? "float" : "double",
               kResponses[int(c.problem.response)], kNormalizations[int(c.problem.normalization)], long(c.problem.batch),
               long(c.problem.depth), long(c.problem.values), long(c.problem.positions));
-  // Where the plain version happens to be nearly exact. For `all` one rounded logarithm scales the whole map: its last bit is luck.
+  // Where the plain version happens to be nearly exact. For `all` one rounded logarithm scales the whole map: its last bits are luck.
   // In double the logarithms of sums have no more digits than the scores, and one dominating score does not cancel exactly.
-  double floor = sizeof(T) == 8 ? 1e-13 : c.problem.normalization == Normalization::kAll ? 2e-6 : 1e-6;
+  double floor = sizeof(T) == 8 ? 1e-13 : 1e-6;
+  if (sizeof(T) == 4 && c.problem.normalization == Normalization::kAll) {
+    floor = std::clamp(std::numeric_limits<float>::epsilon() * (1 + largest_logarithm(c.problem, inputs)), 2e-6, 1e-4);
+  }
   if (rounded && sizeof(T) == 8) floor = std::max(floor, 64 * std::numeric_limits<double>::epsilon() * largest_score(c.problem, inputs));
   bool ok = true;
   for (const auto& e : errors) {
     // The sum score adds the terms of a gradient up separately, by sorted sums that run through all positions, and subtracts the totals:
     // where they cancel (a relu column that holds one tiny score has terms of its inverse, and a gradient of zero) every entry has the
     // rounding, in double, of the largest term. The plain version cancels within each pair.
-    const double epsilon = rounded ? double(std::numeric_limits<T>::epsilon()) : std::numeric_limits<double>::epsilon();
+    const bool wide = c.problem.score == Score::kSum && !rounded;
+    const double epsilon = wide ? std::numeric_limits<double>::epsilon() : double(std::numeric_limits<T>::epsilon());
     const double rounding = 4 * epsilon * e.condition;
     // Where not even the plain version has a digit right, the exact result is what cancellation left of larger terms, or lies below the
     // smallest float: there is nothing to compare but that it is finite.
@@ -331,6 +347,36 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
 template <class T>
 void compare(const Case& c, unsigned seed, int multiprocessors) {
   if (only.empty() || only == c.name) compare(c, draw<T>(c, seed), multiprocessors);
+}
+
+/// With Launch::tf32 values have 11 digits, and so have results, as a whole; without it they are what they are without it.
+void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
+  if (!only.empty() && only != c.name) return;
+  const auto inputs = draw<float>(c, seed);
+  const auto exact = naive<double>(c.problem, inputs);
+  Buffers<float> full(c.problem, inputs, multiprocessors, c.shared), rough(c.problem, inputs, multiprocessors, c.shared, false, true);
+  full.all();
+  rough.all();
+  const std::vector<double> errors = {error_of(rough.output.host(), exact.output),
+                                      error_of(rough.value_gradient.host(), exact.value),
+                                      error_of(rough.query_gradient.host(), exact.query),
+                                      error_of(rough.key_gradient.host(), exact.key),
+                                      error_of(rough.change.host(), exact.change),
+                                      error_of(rough.second_value.host(), exact.second_value),
+                                      error_of(rough.second_query.host(), exact.second_query),
+                                      error_of(rough.second_key.host(), exact.second_key)};
+  bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3;
+  const auto precise = full.results(), results = rough.results();
+  for (size_t a = 0; a < results.size(); ++a) ok = ok && results[a] != precise[a];
+  rough.all();
+  ok = ok && same(results, rough.results());
+  rough.launch.tf32 = false;
+  rough.all();
+  ok = ok && same(precise, rough.results());
+  std::printf("%-22s %-6s D%ld V%ld N%-5ld", c.name, "float", long(c.problem.depth), long(c.problem.values), long(c.problem.positions));
+  for (const double error : errors) std::printf(" %.1e", error);
+  std::printf("%s\n", ok ? "" : "  FAILED");
+  if (!ok) ++failures;
 }
 
 /// The table that the CPU kernels are tested on, in both precisions.
@@ -440,7 +486,7 @@ double time_of(const Body& body, cuda::Launch& launch, int copies) {
 template <class T>
 void time_case(const Case& c, int multiprocessors) {
   const auto inputs = draw<T>(c, 7);
-  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain, c.tf32);
   const int copies = c.problem.positions <= 512 ? 20 : 3;
   const double forward = time_of([&] { buffers.forward(); }, buffers.launch, copies);
   const double vjp = time_of([&] { buffers.vjp(); }, buffers.launch, copies);
@@ -470,6 +516,9 @@ void test_tiny(unsigned seed, int multiprocessors) {
   compare<float>({problem(1, 3, 5, 515, kExp, Normalization::kColumns), 1000.0, "out of range"}, ++seed, multiprocessors);
   compare<float>({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "many values"}, ++seed, multiprocessors);
   compare<float>({problem(1, 11, 40, 70, kElu, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "deep, matrix"}, ++seed, multiprocessors);
+  check_tf32({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "tf32"}, ++seed, multiprocessors);
+  check_tf32({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "tf32"}, ++seed, multiprocessors);
   compare<float>({problem(1, 1, 5, 70, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "sum"}, ++seed, multiprocessors);
   compare<float>({problem(1, 1, 3, 2100, kElu, Normalization::kAll, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
   check_merged(16500, ++seed, multiprocessors);
@@ -547,7 +596,41 @@ void test(bool small, unsigned seed, int multiprocessors) {
       many(2, 11, 20, 530, kElu, normalization, 0.4);
     }
   }
+  // Deep scores, which are the matrix units' too: the same, with rows and columns of one array, and scores of all sizes.
+  for (const auto normalization : kNormalizations) {
+    const auto deep = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, double spread,
+                          double offset = 0, bool shared = false) {
+      compare<float>(
+          {problem(batch, depth, values, positions, response, normalization, 0.8), spread, "deep, matrix", offset, shared, shared}, ++seed,
+          multiprocessors);
+    };
+    for (const auto response : {kExp, kElu, kRelu}) deep(2, 32, 32, 67, response, 0.3);
+    deep(1, 17, 40, 133, kExp, 0.4);
+    deep(1, 32, 32, 70, kExp, 0.5, 0, true);
+    if (normalization == Normalization::kCount) continue;
+    deep(1, 32, 24, 1, kExp, 0.3);
+    deep(1, 20, 16, 65, kExp, 0);
+    deep(1, 32, 32, 65, kExp, 1000);
+    deep(1, 32, 32, 65, kElu, 1000);
+    deep(1, 30, 33, 65, kExp, 0.3, 6);
+  }
+  for (const auto normalization : kNormalizations) {
+    const auto rough = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, bool shared = false) {
+      check_tf32(
+          {problem(batch, depth, values, positions, response, normalization, 0.8), depth > 16 ? 0.3 : 0.5, "tf32", 0, shared, shared},
+          ++seed, multiprocessors);
+    };
+    rough(2, 8, 32, 67, kExp);
+    rough(1, 3, 16, 133, kElu);
+    rough(1, 16, 40, 70, kRelu);
+    rough(1, 32, 32, 70, kExp, true);
+  }
   check_isolation<float>({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "NaN, many values"}, ++seed, multiprocessors);
+  check_isolation<float>({problem(2, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "NaN, deep"}, ++seed, multiprocessors);
+  check_isolation<float>(
+      {problem(2, 8, 32, 70, kExp, Normalization::kColumns), 0.5, "NaN, tf32", 0, false, false, false, false, /*tf32=*/true}, ++seed,
+      multiprocessors);
+  check_idle({problem(2, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "idle, deep"}, ++seed, multiprocessors);
   check_idle({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "idle, many values"}, ++seed, multiprocessors);
   check_isolation<float>({problem(2, 3, 12, 530, kExp, Normalization::kBalanced), 1.0, "NaN, one sweep"}, ++seed, multiprocessors);
   compare<float>({problem(1, 8, 32, 530, kExp, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
@@ -603,15 +686,17 @@ void time(int multiprocessors) {
   for (const StandardShape& shape : {kSmallStandardShape, kLargeStandardShape, kGrowthShapes.back()}) {
     both(shape.batch, shape.positions(), (std::to_string(shape.batch) + "x" + std::to_string(shape.positions())).c_str());
   }
-  // Many values: on the matrix units, and without them.
+  // Many values: on the matrix units, in 11 digits, and without them.
   const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
                              Normalization normalization, bool shared = false) {
-    for (const bool plain : {false, true}) {
+    for (const char* way : {" matrix", " tf32", " plain"}) {
+      const bool plain = std::string(way) == " plain", tf32 = std::string(way) == " tf32";
       const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
                                std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
-                               (normalization == Normalization::kColumns ? " columns" : " balanced") + (plain ? " plain" : " matrix");
-      time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, shared, shared, plain},
-                       multiprocessors);
+                               (normalization == Normalization::kColumns ? " columns" : " balanced") + way;
+      time_case<float>(
+          {problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, shared, shared, plain, false, tf32},
+          multiprocessors);
     }
   };
   both_ways(1, 12, 12, kLargeStandardShape.positions(), kExp, Normalization::kBalanced, true);
@@ -620,6 +705,11 @@ void time(int multiprocessors) {
   both_ways(1, 8, 32, 7744, kExp, Normalization::kBalanced);
   both_ways(1, 8, 32, 7744, kElu, Normalization::kColumns);
   both_ways(6, 8, 32, 7744, kExp, Normalization::kColumns);
+  both_ways(6, 8, 32, 1936, kExp, Normalization::kColumns);
+  both_ways(6, 32, 32, 7744, kExp, Normalization::kColumns, true);
+  both_ways(6, 32, 32, 7744, kExp, Normalization::kBalanced, true);
+  both_ways(6, 32, 32, 1936, kExp, Normalization::kColumns, true);
+  both_ways(6, 32, 32, 484, kExp, Normalization::kColumns, true);
   both_ways(1, 8, 16, 7744, kExp, Normalization::kColumns);
   both_ways(1, 3, 16, 7744, kExp, Normalization::kColumns);
   both_ways(1, 8, 64, 7744, kExp, Normalization::kColumns);

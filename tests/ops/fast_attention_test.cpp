@@ -1,5 +1,6 @@
 // The fast kernels behind the seam, on the CPU and on a CUDA device where there is one, against the reference.
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/full_precision.h"
 #include "invattn/ops/kernel_calls.h"
 #include "invattn/ops/kernels.h"
 #include "invattn/ops/response_attention.h"
@@ -249,6 +251,42 @@ TEST(FastKernels, WhatTheyDoNotCoverIsAnErrorOnlyWhereTheyAreDemanded) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("softplus"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("auto"), std::string::npos) << error.what();
+  }
+}
+
+// Torch's switch for products in TF32: many values go by it, forward and derivatives as the forward pass found it; FullPrecision turns it off.
+TEST(FastKernels, cuda_ProductsAreInTf32WhereTorchAllowsThem) {
+  if (at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+  const FullPrecision as_it_was;  // restores the switch at the end
+  for (const int64_t depth : {8, 32}) {
+    const ResponseMap map{Score::kProduct, Response::kExponential, Normalization::kBalanced, 1};
+    const auto inputs = make_inputs(map.score, {2, depth, 32, 200}, 3, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA), 0.3);
+    const auto results = [&](bool allowed) {
+      at::globalContext().setAllowTF32CuBLAS(allowed);
+      return derivatives(inputs, map, Kernels::kFast, 2);
+    };
+    const auto exact = derivatives(converted(inputs, at::kDouble), map, Kernels::kReference, 2);
+    const auto rough = results(true), full = results(false);
+    std::vector<at::Tensor> guarded;
+    at::globalContext().setAllowTF32CuBLAS(true);
+    {
+      const FullPrecision precise;
+      guarded = derivatives(inputs, map, Kernels::kFast, 2);
+    }
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_LT(relative_difference(full[i].to(at::kDouble), exact[i]), 2e-5) << "result " << i << ", depth " << depth;
+      const double difference = relative_difference(rough[i].to(at::kDouble), exact[i]);
+      EXPECT_LT(difference, 5e-3) << "result " << i << ", depth " << depth;
+      EXPECT_GT(difference, 2e-5) << "result " << i << ", depth " << depth;
+      EXPECT_TRUE(at::equal(guarded[i], full[i])) << "result " << i << ", depth " << depth;
+    }
+    const auto leaf = inputs.value.detach().clone().requires_grad_(true);  // the switch is the forward pass's
+    at::globalContext().setAllowTF32CuBLAS(true);
+    const auto weights = random(leaf.sizes(), 61).to(leaf.options());
+    const KernelsScope scope(Kernels::kFast);
+    const auto sum = (response_attention({inputs.query, inputs.key, leaf}, map) * weights).sum();
+    at::globalContext().setAllowTF32CuBLAS(false);
+    EXPECT_TRUE(at::equal(gradient(sum, leaf), rough[3])) << "depth " << depth;
   }
 }
 

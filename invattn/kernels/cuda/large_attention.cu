@@ -87,12 +87,18 @@ template <class T, int kDepth, int kValues, Response kResponse>
 class Runner {
  public:
   Runner(const AttentionProblem& problem_, T* partials_, const Launch& launch_)
-      : problem(problem_), partials(partials_), launch(launch_), matrix_units(sizeof(T) == 4 && uses_matrix_units(problem_, launch_)) {}
+      : problem(problem_),
+        partials(partials_),
+        launch(launch_),
+        matrix_units(sizeof(T) == 4 && uses_matrix_units(problem_, launch_)),
+        matrix_scores(sizeof(T) == 4 && uses_matrix_scores(problem_, launch_)) {}
 
   template <Stage kStage, bool kBalanced = false>
   void run(const Task<T>& task, Stage stage = kStage) const {
     if constexpr (sizeof(T) == 4 && has_channels(kStage)) {
       if (matrix_units) return finish(task, stage, roles(stage, task).channels, matrix_pass(stage, problem, task, partials, launch));
+    } else if constexpr (sizeof(T) == 4) {
+      if (matrix_scores) return matrix_sums(stage, problem, task, partials, /*copy=*/false, launch);
     }
     using Op = typename OpOf<kStage, T, kDepth, kValues, kResponse, kBalanced>::type;
     using L = typename LayoutFor<T, Op, kThreads, kOwners>::type;
@@ -124,6 +130,25 @@ class Runner {
   void sums(const Task<T>& task) const {
     const bool columns = task.needs_columns(), rows = task.needs_rows();
     if (!columns && !rows) return;
+    if (matrix_scores) {
+      matrix_sums_of(task);
+    } else {
+      sweeps(task);
+    }
+    if (task.all) {
+      const auto kernel = sums_total_kernel<T, kResponse != Response::kRelu>;
+      INVATTN_LAUNCH(kernel, dim3(static_cast<unsigned>(problem.batch)), dim3(1024), 2048 * sizeof(T), launch.stream, task);
+    }
+  }
+  void matrix_sums_of(const Task<T>& task) const {
+    if constexpr (sizeof(T) == 4) {
+      const bool copy = task.query == task.key && task.needs_rows() && task.needs_columns();
+      if (task.needs_columns()) matrix_sums(Stage::kColumnSums, problem, task, partials, copy, launch);
+      if (task.needs_rows() && !copy) matrix_sums(Stage::kRowSums, problem, task, partials, /*copy=*/false, launch);
+    }
+  }
+  void sweeps(const Task<T>& task) const {
+    const bool columns = task.needs_columns(), rows = task.needs_rows();
     const auto tiles = blocks_of(Swept::kOwners);
     const bool fits =
         1 + tiles + most_parts(problem) <= large_partials<T>(problem, launch.multiprocessors) / (problem.batch * problem.positions);
@@ -140,10 +165,6 @@ class Runner {
         plan.stage = Stage::kRowSums;
         sweep<false>(task, plan);
       }
-    }
-    if (task.all) {
-      const auto kernel = sums_total_kernel<T, kResponse != Response::kRelu>;
-      INVATTN_LAUNCH(kernel, dim3(static_cast<unsigned>(problem.batch)), dim3(1024), 2048 * sizeof(T), launch.stream, task);
     }
   }
 
@@ -226,7 +247,7 @@ class Runner {
   const AttentionProblem& problem;
   T* partials;
   const Launch& launch;
-  const bool matrix_units;
+  const bool matrix_units, matrix_scores;
 };
 
 template <class T, class Body>

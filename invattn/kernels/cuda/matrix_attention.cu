@@ -35,17 +35,28 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 using FloatSide = Side<float>;
 
+/// How a pair's numbers come about. kMatrixScores: scores by the matrix units, else by a loop over the record, of kPairDepth numbers.
+/// kTf32_: channels in 11 digits.
+template <int kDepth_, bool kMatrixScores, bool kTf32_>
+struct Means {
+  static constexpr int kDepth = kDepth_, kVectorTiles = (kDepth + 7) / 8;
+  static constexpr int kPairDepth = kMatrixScores ? 0 : kDepth, kScoreTiles = kMatrixScores ? kVectorTiles : 0;
+  static constexpr bool kTf32 = kTf32_;
+};
+
 // An Op here is one of pairs.cuh for a pair, without channels (kValues = 0), and beside that:
 //   kOwnerTiles       of 16 owners per warp
+//   kChanges          whether a pair needs the change of its score
 //   kValueTiles       of 8 values
 //   kDots, kOwnedDots arrays of channels, of the other and of the owner, whose products with the other side's a pair needs
 //   kSets, kSumTiles  arrays of the other that are summed up with weights, and tiles of 8 of their channels
 
 /// sum over others of R X, as Product.
-template <int kDepth, int kTiles, Response kResponse>
-struct MatrixProduct : Product<float, kDepth, 0, kResponse> {
-  using Pair = Product<float, kDepth, 0, kResponse>;
+template <class M, int kTiles, Response kResponse>
+struct MatrixProduct : M, Product<float, M::kPairDepth, 0, kResponse> {
+  using Pair = Product<float, M::kPairDepth, 0, kResponse>;
   static constexpr int kOwnerTiles = 2, kDots = 0, kOwnedDots = 0, kSets = 1, kValueTiles = kTiles, kSumTiles = kTiles;
+  static constexpr bool kChanges = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.channels; }
   static __device__ float scale(const FloatSide& side, int64_t position) {
     if constexpr (Pair::kFactor == 1) return side.channels_scale;
@@ -53,60 +64,57 @@ struct MatrixProduct : Product<float, kDepth, 0, kResponse> {
     load_divisor<float, kResponse>(divisor, side, position);
     return side.channels_scale * exp_of(0.0F, divisor[1]);
   }
-  static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* /*products*/, float* weights) {
-    weights[0] = Pair::weight(owner, other);
+  static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float /*change*/,
+                                               const float* /*products*/, float* weights) {
+    weights[0] = Pair::weight(owner, other, score);
   }
 };
 
 /// d A, as ProductChange; kTangents: whether the other's channels change.
-template <int kDepth, int kTiles, Response kResponse, bool kTangents>
-struct MatrixProductChange : ProductChange<float, kDepth, 0, kResponse> {
-  using Pair = ProductChange<float, kDepth, 0, kResponse>;
-  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 0, kOwnedDots = 0, kSets = kTangents ? 2 : 1, kValueTiles = kTiles,
+template <class M, int kTiles, Response kResponse, bool kTangents>
+struct MatrixProductChange : M, ProductChange<float, M::kPairDepth, 0, kResponse> {
+  using Pair = ProductChange<float, M::kPairDepth, 0, kResponse>;
+  static constexpr int kOwnerTiles = M::kDepth <= 8 ? 2 : 1, kDots = 0, kOwnedDots = 0, kSets = kTangents ? 2 : 1, kValueTiles = kTiles,
                        kSumTiles = kTiles;
+  static constexpr bool kChanges = true;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.channels : side.channel_tangents; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
-  static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* /*products*/, float* weights) {
+  static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float change, const float* /*products*/,
+                                               float* weights) {
     float weight;
-    Pair::weights(owner, other, weights[0], weight);
+    Pair::weights(owner, other, score, change, weights[0], weight);
     if constexpr (kTangents) weights[1] = weight;
   }
 };
 
 /// The gradient of the owner's vector, as ScoreGradient.
-template <int kDepth, int kTiles, Response kResponse, bool kBalanced>
-struct MatrixScoreGradient : ScoreGradient<float, kDepth, 0, kResponse, kBalanced> {
-  using Pair = ScoreGradient<float, kDepth, 0, kResponse, kBalanced>;
-  static constexpr int kOwnerTiles = kDepth <= 8 ? 2 : 1, kDots = 1, kOwnedDots = 1, kSets = 1, kValueTiles = kTiles,
-                       kSumTiles = (kDepth + 7) / 8;
+template <class M, int kTiles, Response kResponse, bool kBalanced>
+struct MatrixScoreGradient : M, ScoreGradient<float, M::kPairDepth, 0, kResponse, kBalanced> {
+  using Pair = ScoreGradient<float, M::kPairDepth, 0, kResponse, kBalanced>;
+  static constexpr int kOwnerTiles = M::kDepth <= 8 || M::kTf32 ? 2 : 1, kDots = 1, kOwnedDots = 1, kSets = 1, kValueTiles = kTiles,
+                       kSumTiles = M::kVectorTiles;
+  static constexpr bool kChanges = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.vector; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
-  static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* products, float* weights) {
-    weights[0] = Pair::gradient(owner, other, products[0]);
+  static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float /*change*/, const float* products,
+                                               float* weights) {
+    weights[0] = Pair::gradient(owner, other, score, products[0]);
   }
 };
 
 /// Its change, as ScoreGradientChange. Only F has tangents: kOwnerTangents where the owner's channels are F.
-template <int kDepth, int kTiles, Response kResponse, bool kBalanced, bool kOwnerTangents>
-struct MatrixScoreGradientChange : ScoreGradientChange<float, kDepth, 0, kResponse, kBalanced> {
-  using Pair = ScoreGradientChange<float, kDepth, 0, kResponse, kBalanced>;
+template <class M, int kTiles, Response kResponse, bool kBalanced, bool kOwnerTangents>
+struct MatrixScoreGradientChange : M, ScoreGradientChange<float, M::kPairDepth, 0, kResponse, kBalanced> {
+  using Pair = ScoreGradientChange<float, M::kPairDepth, 0, kResponse, kBalanced>;
   static constexpr int kOwnerTiles = 1, kDots = kOwnerTangents ? 1 : 2, kOwnedDots = kOwnerTangents ? 2 : 1, kSets = 2,
-                       kValueTiles = kTiles, kSumTiles = (kDepth + 7) / 8;
+                       kValueTiles = kTiles, kSumTiles = M::kVectorTiles;
+  static constexpr bool kChanges = true;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.vector : side.tangent; }
   static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
-  static __device__ __forceinline__ void weigh(const float* owner, const float* other, const float* products, float* weights) {
-    Pair::gradients(owner, other, products[0], products[1], weights[1], weights[0]);
+  static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float change, const float* products,
+                                               float* weights) {
+    Pair::gradients(owner, other, score, change, products[0], products[1], weights[1], weights[0]);
   }
-};
-
-template <class Op>
-struct MatrixLayout {
-  static constexpr int kOwners = kWarps * 16 * Op::kOwnerTiles;
-  static constexpr int kStepFloats = 8 * record_stride<float, Op>() + 128 * (Op::kSets * Op::kSumTiles + Op::kDots * Op::kValueTiles);
-  static constexpr int kSteps = 16 * kStepFloats * 4 <= 49152 ? 16 : 8;  // of a tile
-  static constexpr int kTile = 8 * kSteps;
-  static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
-  static constexpr int64_t kBytes = int64_t{kSteps} * kStepFloats * 4;
 };
 
 /// Entry (channel, position) of channels, or zero beyond them.
@@ -114,12 +122,27 @@ __device__ __forceinline__ float channel_of(const float* channels, int count, in
                                             int64_t end) {
   return channels != nullptr && channel < count && position < end ? channels[channel * positions + position] : 0.0F;
 }
-__device__ __forceinline__ float4 split_pair(float first, float second) {
-  float4 parts;
-  split(first, parts.x, parts.z);
-  split(second, parts.y, parts.w);
-  return parts;
+
+/// A right factor of multiply_matrices as the lanes read it: two rows, in two parts (high, high, low, low) or in one.
+__device__ __forceinline__ void put(float4& right, float first, float second) {
+  split(first, right.x, right.z);
+  split(second, right.y, right.w);
 }
+/// A number for the matrix units in one part: they cut off what is behind 11 digits. With a third of the last digit added on average it is
+/// rounded, up to three quarters of that digit; NaN and infinity stay what they are (adding to the bits would not do that).
+__device__ __forceinline__ float rounded(float x) { return x * 1.00034F; }
+__device__ __forceinline__ void put(float2& right, float first, float second) {
+  right.x = rounded(first);
+  right.y = rounded(second);
+}
+template <bool kTf32>
+struct RightOf {
+  using type = float4;
+};
+template <>
+struct RightOf<true> {
+  using type = float2;
+};
 
 /// sums += left (its two parts) times right (first row high, second row high, then low).
 __device__ __forceinline__ void multiply_low(float* sums, const float* high, const float* low, const float4& right) {
@@ -127,44 +150,151 @@ __device__ __forceinline__ void multiply_low(float* sums, const float* high, con
   multiply_matrices(sums, high, right.z, right.w);
 }
 
+/// Channels of the warp's owners, as left factors. Lane 4 g + t.
+template <int kOwnerTiles, int kTiles, bool kTf32>
+struct Owned {
+  float high[kOwnerTiles][kTiles][4], low[kTf32 ? 1 : kOwnerTiles][kTiles][4];
+
+  __device__ __forceinline__ void load(const float* channels, int count, float scale, int64_t positions, int64_t first_owner, int g,
+                                       int t) {
+#pragma unroll
+    for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+      for (int v = 0; v < kTiles; ++v) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          int64_t position = first_owner + m * 16 + e % 2 * 8 + g;
+          if (position >= positions) position = positions - 1;
+          const float x = channel_of(channels, count, positions, 8 * v + t + e / 2 * 4, position, positions) * scale;
+          if constexpr (kTf32) {
+            high[m][v][e] = rounded(x);
+          } else {
+            split(x, high[m][v][e], low[m][v][e]);
+          }
+        }
+      }
+    }
+  }
+};
+
+/// Channels of the 8 others from `first` on, behind `end` those of the last, to where the lanes read them as right factors of Owned's.
+template <int kTiles, class Right>
+__device__ __forceinline__ void put_others(const float* channels, int count, float scale, int64_t positions, int64_t first, int64_t end,
+                                           int g, int t, Right* to) {
+  const int64_t position = first + g < end ? first + g : end - 1;
+#pragma unroll
+  for (int v = 0; v < kTiles; ++v) {
+    put(to[v * 32], channel_of(channels, count, positions, 8 * v + t, position, end) * scale,
+        channel_of(channels, count, positions, 8 * v + t + 4, position, end) * scale);
+  }
+}
+
+/// Products of the owners' vectors with 8 others': numbers as good as a loop's and, as those, the same whichever side owns. (owner's half,
+/// other) are the sums 2 * half + other.
+template <int kOwnerTiles, int kTiles>
+__device__ __forceinline__ void exact_products(const Owned<kOwnerTiles, kTiles, false>& left, const float4* right, float (*products)[4]) {
+  float left_low[kOwnerTiles][4], right_low[kOwnerTiles][4];
+#pragma unroll
+  for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) products[m][e] = left_low[m][e] = right_low[m][e] = 0;
+  }
+#pragma unroll
+  for (int v = 0; v < kTiles; ++v) {
+    const float4 other = right[v * 32];
+#pragma unroll
+    for (int m = 0; m < kOwnerTiles; ++m) {
+      multiply_matrices(left_low[m], left.low[m][v], other.x, other.y);
+      multiply_matrices(right_low[m], left.high[m][v], other.z, other.w);
+      multiply_matrices(products[m], left.high[m][v], other.x, other.y);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) products[m][e] += left_low[m][e] + right_low[m][e];
+  }
+}
+
+/// Scores by the matrix units, and their changes if kChanges.
+template <int kOwnerTiles, int kTiles, bool kChanges>
+struct MatrixScores {
+  static constexpr int kArrays = kChanges ? 2 : 1, kStepFloats = 128 * kArrays * kTiles;
+  Owned<kOwnerTiles, kTiles, false> vector, tangent;
+
+  __device__ __forceinline__ void load(const FloatSide& side, const Shape<float>& shape, int64_t first_owner, int g, int t) {
+    vector.load(side.vector, shape.depth, 1.0F, shape.positions, first_owner, g, t);
+    if constexpr (kChanges) tangent.load(side.tangent, shape.depth, 1.0F, shape.positions, first_owner, g, t);
+  }
+  /// The others of a step; `to`: the step's.
+  static __device__ __forceinline__ void put_step(const FloatSide& side, const Shape<float>& shape, int64_t first, int64_t end, int lane,
+                                                  float4* to) {
+    put_others<kTiles>(side.vector, shape.depth, 1.0F, shape.positions, first, end, lane / 4, lane % 4, to + lane);
+    if constexpr (kChanges) {
+      put_others<kTiles>(side.tangent, shape.depth, 1.0F, shape.positions, first, end, lane / 4, lane % 4, to + kTiles * 32 + lane);
+    }
+  }
+  __device__ __forceinline__ void work_out(const float4* step, float (*scores)[4], float (*changes)[4]) const {
+    exact_products(vector, step, scores);
+    if constexpr (kChanges) {
+      float more[kOwnerTiles][4];
+      exact_products(vector, step + kTiles * 32, changes);
+      exact_products(tangent, step, more);
+#pragma unroll
+      for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) changes[m][e] += more[m][e];
+      }
+    }
+  }
+};
+
+template <class Op>
+struct MatrixLayout {
+  static constexpr int kOwners = kWarps * 16 * Op::kOwnerTiles;
+  static constexpr int kScores = Op::kScoreTiles > 0 ? MatrixScores<1, Op::kScoreTiles, Op::kChanges>::kStepFloats : 0;
+  static constexpr int kRight = Op::kTf32 ? 64 : 128;
+  static constexpr int kStepFloats =
+      8 * record_stride<float, Op>() + kScores + kRight * (Op::kSets * Op::kSumTiles + Op::kDots * Op::kValueTiles);
+  static constexpr int kSteps = 16 * kStepFloats * 4 <= 49152 ? 16 : 8;  // of a tile
+  static constexpr int kTile = 8 * kSteps;
+  static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
+  static constexpr int64_t kBytes = int64_t{kSteps} * kStepFloats * 4;
+};
+
 /// Runs Op for the block's owners from first_owner on over the others [begin, end), and calls store(owner, channel, sum) for each.
 template <class Op, class Store>
 __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<float>& shape, int64_t first_owner, int64_t begin,
                                              int64_t end, float* shared, const Store& store) {
   using L = MatrixLayout<Op>;
   using Pair = typename Op::Pair;
+  using Right = typename RightOf<Op::kTf32>::type;
   constexpr int kTiles = Op::kOwnerTiles, kValueTiles = Op::kValueTiles;
+  constexpr bool kMatrixScores = Op::kScoreTiles > 0;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
   const int64_t n = shape.positions;
   first_owner += warp * 16 * kTiles;
 
   float owner[kTiles][2][Pair::kOwned > Pair::kFields ? Pair::kOwned : Pair::kFields];
-  constexpr int kOwnedDots = Op::kOwnedDots > 0 ? Op::kOwnedDots : 1;
-  float dot_high[kTiles][kOwnedDots][kValueTiles][4], dot_low[kTiles][kOwnedDots][kValueTiles][4];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    int64_t position[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      position[h] = first_owner + m * 16 + h * 8 + g;
-      if (position[h] >= n) position[h] = n - 1;
-      Pair::load(owner[m][h], r.owner, shape, position[h]);
-    }
-#pragma unroll
-    for (int d = 0; d < Op::kOwnedDots; ++d) {
-      const float* channels = d == 0 ? r.owner.channels : r.owner.channel_tangents;
-      const float scale = d == 0 ? r.owner.channels_scale : 1.0F;
-#pragma unroll
-      for (int v = 0; v < kValueTiles; ++v) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float x = channel_of(channels, shape.values, n, 8 * v + t + e / 2 * 4, position[e % 2], n) * scale;
-          split(x, dot_high[m][d][v][e], dot_low[m][d][v][e]);
-        }
-      }
+      const int64_t position = first_owner + m * 16 + h * 8 + g;
+      Pair::load(owner[m][h], r.owner, shape, position < n ? position : n - 1);
     }
   }
+  using Scores = MatrixScores<kTiles, kMatrixScores ? Op::kScoreTiles : 1, Op::kChanges>;
+  Scores scores;
+  if constexpr (kMatrixScores) scores.load(r.owner, shape, first_owner, g, t);
+  Owned<kTiles, kValueTiles, Op::kTf32> owned[Op::kOwnedDots > 0 ? Op::kOwnedDots : 1];
+#pragma unroll
+  for (int d = 0; d < Op::kOwnedDots; ++d) {
+    owned[d].load(d == 0 ? r.owner.channels : r.owner.channel_tangents, shape.values, d == 0 ? r.owner.channels_scale : 1.0F, n,
+                  first_owner, g, t);
+  }
 
+  // In 11 digits one sum does: what it loses towards zero is less than what the factors lost.
   float total[kTiles][Op::kSumTiles][4], current[kTiles][Op::kSumTiles][4];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
@@ -175,36 +305,31 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
     }
   }
 
-  float4* summed = reinterpret_cast<float4*>(shared + L::kTile * record_stride<float, Pair>());  // (steps, sets, tiles, lanes)
-  float4* dots = summed + L::kSteps * Op::kSets * Op::kSumTiles * 32;                            // (steps, arrays, tiles, lanes)
+  float4* scored = reinterpret_cast<float4*>(shared + L::kTile * record_stride<float, Pair>());  // (steps, arrays, tiles, lanes)
+  Right* summed = reinterpret_cast<Right*>(scored + L::kSteps * L::kScores / 4);                 // (steps, sets, tiles, lanes)
+  Right* dots = summed + L::kSteps * Op::kSets * Op::kSumTiles * 32;                             // (steps, arrays, tiles, lanes)
   for (int64_t start = begin; start < end; start += L::kTile) {
     const int count = static_cast<int>(end - start < L::kTile ? end - start : L::kTile), steps = (count + 7) / 8;
-    // The last step is filled up with the last other, whose channels are zero there.
+    // The last step is filled up with the last other, whose channels are zero there where they are summed.
     load_records<float, Pair, kThreads>(r.other, shape, start, 8 * steps, shared, end - 1);
     for (int step = warp; step < steps; step += kWarps) {
       const int64_t other = start + 8 * step + 2 * t;
+      if constexpr (kMatrixScores) Scores::put_step(r.other, shape, start + 8 * step, end, lane, scored + step * (L::kScores / 4));
       const float scale[2] = {Op::scale(r.other, other < n ? other : n - 1), Op::scale(r.other, other + 1 < n ? other + 1 : n - 1)};
 #pragma unroll
       for (int s = 0; s < Op::kSets; ++s) {
         const float* channels = Op::summed(r.other, s);
 #pragma unroll
         for (int v = 0; v < Op::kSumTiles; ++v) {
-          summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane] =
-              split_pair(channel_of(channels, r.channels, n, 8 * v + g, other, end) * scale[0],
-                         channel_of(channels, r.channels, n, 8 * v + g, other + 1, end) * scale[1]);
+          put(summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane],
+              channel_of(channels, r.channels, n, 8 * v + g, other, end) * scale[0],
+              channel_of(channels, r.channels, n, 8 * v + g, other + 1, end) * scale[1]);
         }
       }
 #pragma unroll
       for (int d = 0; d < Op::kDots; ++d) {
-        const float* channels = d == 0 ? r.other.channels : r.other.channel_tangents;
-        const float factor = d == 0 ? r.other.channels_scale : 1.0F;
-#pragma unroll
-        for (int v = 0; v < kValueTiles; ++v) {
-          const int64_t position = start + 8 * step + g;
-          dots[((step * Op::kDots + d) * kValueTiles + v) * 32 + lane] =
-              split_pair(channel_of(channels, shape.values, n, 8 * v + t, position, end) * factor,
-                         channel_of(channels, shape.values, n, 8 * v + t + 4, position, end) * factor);
-        }
+        put_others<kValueTiles>(d == 0 ? r.other.channels : r.other.channel_tangents, shape.values, d == 0 ? r.other.channels_scale : 1.0F,
+                                n, start + 8 * step, end, g, t, dots + (step * Op::kDots + d) * kValueTiles * 32 + lane);
       }
     }
     __syncthreads();
@@ -227,15 +352,18 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
 #pragma unroll
           for (int p = 0; p < kProducts; ++p) {
             const int of_other = p < Op::kDots ? p : 0, of_owner = p < Op::kOwnedDots ? p : 0;
-            const float4 right = dots[((step * Op::kDots + of_other) * kValueTiles + v) * 32 + lane];
+            const Right right = dots[((step * Op::kDots + of_other) * kValueTiles + v) * 32 + lane];
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
-              multiply_low(rest[m][p], dot_high[m][of_owner][v], dot_low[m][of_owner][v], right);
-              multiply_matrices(product[m][p], dot_high[m][of_owner][v], right.x, right.y);
+              if constexpr (!Op::kTf32) multiply_low(rest[m][p], owned[of_owner].high[m][v], owned[of_owner].low[m][v], right);
+              multiply_matrices(product[m][p], owned[of_owner].high[m][v], right.x, right.y);
             }
           }
         }
       }
+
+      float score[kTiles][4], change[kTiles][4];
+      if constexpr (kMatrixScores) scores.work_out(scored + step * (L::kScores / 4) + lane, score, change);
 
       float high[kTiles][Op::kSets][4], low[kTiles][Op::kSets][4];
       {
@@ -249,10 +377,22 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
             for (int o = 0; o < 2; ++o) {
               float products[2] = {0, 0}, weights[Op::kSets];
 #pragma unroll
-              for (int p = 0; p < kProducts; ++p) products[p] = product[m][p][2 * h + o] + rest[m][p][2 * h + o];
-              Op::weigh(owner[m][h], other[o], products, weights);
+              for (int p = 0; p < kProducts; ++p) {
+                products[p] = Op::kTf32 ? product[m][p][2 * h + o] : product[m][p][2 * h + o] + rest[m][p][2 * h + o];
+              }
+              if constexpr (!kMatrixScores) {
+                score[m][2 * h + o] = score_of<float, Op::kPairDepth>(owner[m][h], other[o]);
+                if constexpr (Op::kChanges) change[m][2 * h + o] = score_change_of<float, Op::kPairDepth>(owner[m][h], other[o]);
+              }
+              Op::weigh(owner[m][h], other[o], score[m][2 * h + o], change[m][2 * h + o], products, weights);
 #pragma unroll
-              for (int s = 0; s < Op::kSets; ++s) split(weights[s], high[m][s][2 * o + h], low[m][s][2 * o + h]);
+              for (int s = 0; s < Op::kSets; ++s) {
+                if constexpr (Op::kTf32) {
+                  high[m][s][2 * o + h] = rounded(weights[s]);
+                } else {
+                  split(weights[s], high[m][s][2 * o + h], low[m][s][2 * o + h]);
+                }
+              }
             }
           }
         }
@@ -262,15 +402,19 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
       for (int v = 0; v < Op::kSumTiles; ++v) {
 #pragma unroll
         for (int s = 0; s < Op::kSets; ++s) {
-          const float4 right = summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane];
+          const Right right = summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane];
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
-            multiply_low(current[m][v], high[m][s], low[m][s], right);
-            multiply_matrices(current[m][v], high[m][s], right.x, right.y);
+            if constexpr (Op::kTf32) {
+              multiply_matrices(total[m][v], high[m][s], right.x, right.y);
+            } else {
+              multiply_low(current[m][v], high[m][s], low[m][s], right);
+              multiply_matrices(current[m][v], high[m][s], right.x, right.y);
+            }
           }
         }
       }
-      if (step % L::kStepsPerSum == L::kStepsPerSum - 1 || step == steps - 1) {
+      if (!Op::kTf32 && (step % L::kStepsPerSum == L::kStepsPerSum - 1 || step == steps - 1)) {
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -298,6 +442,117 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
         if (position < n && channel < r.channels) store(position, channel, total[m][v][e]);
       }
     }
+  }
+}
+
+/// Sums without channels, of responses (SumResponses) or of their changes (SumChange), where scores are the matrix units'.
+template <class Op_, int kScoreTiles>
+struct MatrixSums {
+  using Op = Op_;
+  static constexpr bool kChanges = Op::kSums == 1;
+  static constexpr int kOwnerTiles = kScoreTiles == 4 && kChanges ? 1 : 2, kOwners = kWarps * 16 * kOwnerTiles;
+  using Scores = MatrixScores<kOwnerTiles, kScoreTiles, kChanges>;
+  static constexpr int kSteps = 16, kTile = 8 * kSteps;
+  static constexpr int64_t kBytes = int64_t{kSteps} * Scores::kStepFloats * 4;
+
+  /// The sums of the block's owners over the others [begin, end), by store(owner, sums).
+  template <class Store>
+  static __device__ __forceinline__ void run(const Roles<float>& r, const Shape<float>& shape, int64_t first_owner, int64_t begin,
+                                             int64_t end, float4* shared, const Store& store) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
+    first_owner += warp * 16 * kOwnerTiles;
+    float owner[kOwnerTiles][2][2], sums[kOwnerTiles][2][Op::kSums];
+#pragma unroll
+    for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int64_t position = first_owner + m * 16 + h * 8 + g;
+        Op::load(owner[m][h], r.owner, shape, position < shape.positions ? position : shape.positions - 1);
+        Op::clear(sums[m][h]);
+      }
+    }
+    Scores scores;
+    scores.load(r.owner, shape, first_owner, g, t);
+    constexpr int kStep = Scores::kStepFloats / 4;
+    for (int64_t start = begin; start < end; start += kTile) {
+      const int count = static_cast<int>(end - start < kTile ? end - start : kTile), steps = (count + 7) / 8;
+      for (int step = warp; step < steps; step += kWarps) {
+        Scores::put_step(r.other, shape, start + 8 * step, end, lane, shared + step * kStep);
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        float score[kOwnerTiles][4], change[kOwnerTiles][4];
+        scores.work_out(shared + step * kStep + lane, score, change);
+        if (8 * step + 8 > count) {  // behind the last other
+#pragma unroll
+          for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              if (8 * step + 2 * t + e % 2 >= count) score[m][e] = -std::numeric_limits<float>::infinity();
+            }
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) Op::template add<2>(owner[m][h], score[m] + 2 * h, change[m] + 2 * h, sums[m][h]);
+        }
+      }
+      __syncthreads();
+    }
+    // Over the lanes of an owner.
+#pragma unroll
+    for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int mask = 1; mask < 4; mask *= 2) {
+          float more[Op::kSums];
+#pragma unroll
+          for (int a = 0; a < Op::kSums; ++a) more[a] = shuffle_xor(sums[m][h][a], mask);
+          Op::combine(sums[m][h], more);
+        }
+        const int64_t position = first_owner + m * 16 + h * 8 + g;
+        if (t == 0 && position < shape.positions) store(position, sums[m][h]);
+      }
+    }
+  }
+};
+
+template <class Sums>
+__global__ void __launch_bounds__(kThreads, 2) sums_kernel(const Task<float> batch, Stage stage, float* partials) {
+  if (batch.skips(blockIdx.z)) return;
+  const Task<float> task = batch.of(blockIdx.z);
+  const int64_t n = task.positions, parts = gridDim.y, part = blockIdx.y;
+  float* mine = partials + (blockIdx.z * parts + part) * Sums::Op::kSums * n;
+  Sums::run(roles(stage, task), {n, task.depth, task.values}, int64_t{blockIdx.x} * Sums::kOwners, n * part / parts, n * (part + 1) / parts,
+            reinterpret_cast<float4*>(shared_memory()), [&](int64_t owner, const float* sums) {
+#pragma unroll
+              for (int a = 0; a < Sums::Op::kSums; ++a) mine[a * n + owner] = sums[a];
+            });
+}
+
+/// Adds the parts up. copy: rows and columns are the same.
+template <class Op>
+__global__ void __launch_bounds__(kThreads)
+    finish_sums_kernel(const Task<float> batch, Stage stage, const float* partials, int parts, bool copy) {
+  if (batch.skips(blockIdx.z)) return;
+  const Task<float> task = batch.of(blockIdx.z);
+  const Roles<float> r = roles(stage, task);
+  const int64_t n = task.positions, owner = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (owner >= n) return;
+  float sums[Op::kSums];
+  Op::clear(sums);
+  for (int p = 0; p < parts; ++p) {
+    float more[Op::kSums];
+    for (int a = 0; a < Op::kSums; ++a) more[a] = partials[((int64_t{blockIdx.z} * parts + p) * Op::kSums + a) * n + owner];
+    Op::combine(sums, more);
+  }
+  for (int c = 0; c < r.channels; ++c) {
+    const float result = Op::result(sums, c, r.scale);
+    r.result[c * n + owner] = result;
+    if (copy) task.rows[c * n + owner] = result;
   }
 }
 
@@ -332,48 +587,88 @@ unsigned launch_pass(Stage stage, const AttentionProblem& problem, const Task<fl
   return parts;
 }
 
-template <int kDepth, int kTiles, Response kResponse>
+template <class M, int kTiles, Response kResponse>
 unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   const auto run = [&]<class Op>() { return launch_pass<Op>(stage, problem, task, partials, launch); };
   const bool balanced = problem.normalization == Normalization::kBalanced;
   switch (stage) {
     case Stage::kProduct:
     case Stage::kValueGradient:
-      return run.template operator()<MatrixProduct<kDepth, kTiles, kResponse>>();
+      return run.template operator()<MatrixProduct<M, kTiles, kResponse>>();
     case Stage::kProductChange:
-      return run.template operator()<MatrixProductChange<kDepth, kTiles, kResponse, true>>();
+      return run.template operator()<MatrixProductChange<M, kTiles, kResponse, true>>();
     case Stage::kValueGradientChange:
-      return run.template operator()<MatrixProductChange<kDepth, kTiles, kResponse, false>>();
+      return run.template operator()<MatrixProductChange<M, kTiles, kResponse, false>>();
     case Stage::kQueryGradient:
     case Stage::kKeyGradient:
-      if (balanced) return run.template operator()<MatrixScoreGradient<kDepth, kTiles, kResponse, true>>();
-      return run.template operator()<MatrixScoreGradient<kDepth, kTiles, kResponse, false>>();
+      if (balanced) return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, true>>();
+      return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, false>>();
     case Stage::kQueryGradientChange:
-      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, true, false>>();
-      return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, false, false>>();
+      if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, false>>();
+      return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, false>>();
     default:
-      if (balanced) return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, true, true>>();
-      return run.template operator()<MatrixScoreGradientChange<kDepth, kTiles, kResponse, false, true>>();
+      if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, true>>();
+      return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, true>>();
   }
 }
+
+template <class Sums>
+void launch_sums(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, bool copy, const Launch& launch) {
+  const auto kernel = sums_kernel<Sums>;
+  const auto finish = finish_sums_kernel<typename Sums::Op>;
+  const auto blocks_of = [&](int64_t width) { return static_cast<unsigned>((problem.positions + width - 1) / width); };
+  const auto blocks = blocks_of(Sums::kOwners), batch = static_cast<unsigned>(problem.batch);
+  const int64_t resident = int64_t{resident_blocks(kernel, kThreads, Sums::kBytes)} * launch.multiprocessors;
+  const unsigned parts = parts_of(problem, int64_t{blocks} * batch, resident);
+  INVATTN_LAUNCH(kernel, dim3(blocks, parts, batch), dim3(kThreads), Sums::kBytes, launch.stream, task, stage, partials);
+  INVATTN_LAUNCH(finish, dim3(blocks_of(kThreads), 1, batch), dim3(kThreads), 0, launch.stream, task, stage, partials,
+                 static_cast<int>(parts), copy);
+}
+
+constexpr int kDeepestLoop = 16;  // scores of more numbers are the matrix units'
 
 }  // namespace
 
 bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch) {
-  return launch.matrix_units && problem.values >= 16 && problem.depth <= 16 &&
-         has_matrix_units(matrix_kernel<MatrixProduct<8, 4, Response::kExponential>>);
+  return launch.matrix_units && problem.values >= 16 &&
+         has_matrix_units(matrix_kernel<MatrixProduct<Means<8, false, false>, 4, Response::kExponential>>);
+}
+
+bool uses_matrix_scores(const AttentionProblem& problem, const Launch& launch) {
+  return uses_matrix_units(problem, launch) && (launch.tf32 || problem.depth > kDeepestLoop);
 }
 
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   unsigned parts = 1;
   dispatch_response(problem, [&]<Response kResponse>() {
     const bool few = task.values <= 16;
-    const auto pass = problem.depth <= 8           ? (few ? pass_of<8, 2, kResponse> : pass_of<8, 4, kResponse>)
-                      : problem.depth <= 12 && few ? pass_of<12, 2, kResponse>
-                                                   : pass_of<16, 4, kResponse>;
+    const auto pass =
+        launch.tf32
+            ? (problem.depth <= 8    ? (few ? pass_of<Means<8, true, true>, 2, kResponse> : pass_of<Means<8, true, true>, 4, kResponse>)
+               : problem.depth <= 16 ? pass_of<Means<16, true, true>, 4, kResponse>
+                                     : pass_of<Means<32, true, true>, 4, kResponse>)
+        : problem.depth <= 8         ? (few ? pass_of<Means<8, false, false>, 2, kResponse> : pass_of<Means<8, false, false>, 4, kResponse>)
+        : problem.depth <= 12 && few ? pass_of<Means<12, false, false>, 2, kResponse>
+        : problem.depth <= kDeepestLoop ? pass_of<Means<16, false, false>, 4, kResponse>
+                                        : pass_of<Means<32, true, false>, 4, kResponse>;
     parts = pass(stage, problem, task, partials, launch);
   });
   return parts;
+}
+
+void matrix_sums(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, bool copy, const Launch& launch) {
+  dispatch_response(problem, [&]<Response kResponse>() {
+    const auto run = [&]<int kScoreTiles>() {
+      if (stage == Stage::kColumnSums || stage == Stage::kRowSums) {
+        launch_sums<MatrixSums<SumResponses<float, 0, 0, kResponse>, kScoreTiles>>(stage, problem, task, partials, copy, launch);
+      } else {
+        launch_sums<MatrixSums<SumChange<float, 0, 0, kResponse>, kScoreTiles>>(stage, problem, task, partials, copy, launch);
+      }
+    };
+    if (problem.depth <= 8) return run.template operator()<1>();
+    if (problem.depth <= 16) return run.template operator()<2>();
+    run.template operator()<4>();
+  });
 }
 
 }  // namespace invattn::kernels::cuda

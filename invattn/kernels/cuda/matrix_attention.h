@@ -9,10 +9,15 @@ inline constexpr int kMatrixValues = 32;
 /// Their parts are fewer by that, as each has more sums (parts_of).
 inline constexpr int kMatrixShare = 2;
 
-/// Whether the passes with channels run on the matrix units: many values, no deep scores, and a device that has them for float32.
+/// Whether the passes with channels run on the matrix units: many values, and a device that has them for float32.
 bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch);
+/// Whether they work out the scores there, too: deep ones, or any where Launch::tf32 makes the rest cheap. Then all passes have to.
+bool uses_matrix_scores(const AttentionProblem& problem, const Launch& launch);
 
 /// One pass of a block of values; answers in how many parts its sums lie in `partials` (parts, channels, N), or 1 where they are finished.
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch);
+
+/// The sums of rows or columns, or their changes, from the scores of the matrix units. copy: those of the columns to the rows, too.
+void matrix_sums(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, bool copy, const Launch& launch);
 
 }  // namespace invattn::kernels::cuda

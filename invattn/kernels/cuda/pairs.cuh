@@ -136,6 +136,12 @@ __device__ __forceinline__ T score_of(const T* left, const T* right) {
   return score;
 }
 
+/// ds = dq . k + q . dk, of vectors followed by their tangents.
+template <class T, int kDepth>
+__device__ __forceinline__ T score_change_of(const T* left, const T* right) {
+  return score_of<T, kDepth>(left, right + kDepth) + score_of<T, kDepth>(left + kDepth, right);
+}
+
 template <class T, int kCount>
 __device__ __forceinline__ void load_channels(T* to, const T* from, T scale, int count, int64_t position, int64_t positions) {
   if (from != nullptr && count == kCount) {  // as compiled: nothing to ask per channel
@@ -187,10 +193,16 @@ struct SumResponses {
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     T score[kCount];
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) score[u] = score_of<T, kDepth>(owner, others[u]);
+    add<kCount>(owner, score, nullptr, sums);
+  }
+  /// The same from the scores.
+  template <int kCount>
+  static __device__ __forceinline__ void add(const T* /*owner*/, const T* score, const T* /*changes*/, T* sums) {
     T scale = sums[0];
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      score[u] = score_of<T, kDepth>(owner, others[u]);
       const T needed = P::scale_of(score[u]);
       scale = fmax(scale, needed);
     }
@@ -250,22 +262,22 @@ struct Product : PlainSums<T, kValues> {
     load_channels<T, kValues>(record + kChannels, side.channels, scale, shape.values, position, shape.positions);
     if (kFactor == 0 && side.channels == nullptr) record[kChannels] = divisor[1];
   }
-  static __device__ __forceinline__ T weight(const T* owner, const T* other) {
+  static __device__ __forceinline__ T weight(const T* owner, const T* other, T score) {
     T weight, slope;
     const T beside = kFactor == 1 ? owner[kDepth + 1] * other[kDepth + 1] : owner[kChannels];
-    Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[kDepth] + other[kDepth], beside, weight, slope);
+    Phi<T, kResponse>::weigh(score, owner[kDepth] + other[kDepth], beside, weight, slope);
     return weight;
   }
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     const T* other = others[0];
-    const T factor = weight(owner, other);
+    const T factor = weight(owner, other, score_of<T, kDepth>(owner, other));
 #pragma unroll
     for (int v = 0; v < kValues; ++v) sums[v] = fma(factor, other[kChannels + v], sums[v]);
   }
 };
 
-/// d log of the owner's sum: sum over others of phi'(s) ds / sum. ds = dq . k + q . dk.
+/// d log of the owner's sum: sum over others of phi'(s) ds / sum.
 template <class T, int kDepth, int kValues, Response kResponse>
 struct SumChange : PlainSums<T, 1> {
   static constexpr int kFields = 2 * kDepth + 2, kOwned = kFields;
@@ -277,12 +289,19 @@ struct SumChange : PlainSums<T, 1> {
   }
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
-    const T* other = others[0];
-    T weight, slope;
-    // The sum is the owner's (or, for `all`, in the owner's record): the other side has no part in it.
-    Phi<T, kResponse>::weigh(score_of<T, kDepth>(owner, other), owner[2 * kDepth], owner[2 * kDepth + 1], weight, slope);
-    const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
-    sums[0] = fma(slope, change, sums[0]);
+    const T score = score_of<T, kDepth>(owner, others[0]), change = score_change_of<T, kDepth>(owner, others[0]);
+    add<1>(owner, &score, &change, sums);
+  }
+  /// The same from the scores and their changes.
+  template <int kCount>
+  static __device__ __forceinline__ void add(const T* owner, const T* scores, const T* changes, T* sums) {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      T weight, slope;
+      // The sum is the owner's (or, for `all`, in the owner's record): the other side has no part in it.
+      Phi<T, kResponse>::weigh(scores[u], owner[2 * kDepth], owner[2 * kDepth + 1], weight, slope);
+      sums[0] = fma(slope, changes[u], sums[0]);
+    }
   }
 };
 
@@ -300,20 +319,18 @@ struct ProductChange : PlainSums<T, kValues> {
     load_channels<T, kValues>(record + kChannels, side.channels, T(1), shape.values, position, shape.positions);
     load_channels<T, kValues>(record + kChannels + kValues, side.channel_tangents, T(1), shape.values, position, shape.positions);
   }
-  /// What F and dF are multiplied by.
-  static __device__ __forceinline__ void weights(const T* owner, const T* other, T& coefficient, T& weight) {
+  /// What F and dF are multiplied by, from the score and its change.
+  static __device__ __forceinline__ void weights(const T* owner, const T* other, T score, T change, T& coefficient, T& weight) {
     using P = Phi<T, kResponse>;
     T slope;
-    P::weigh(score_of<T, kDepth>(owner, other), owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]),
-             weight, slope);
-    const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
+    P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     coefficient = slope * change - weight * (owner[kChange] + other[kChange]);
   }
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     const T* other = others[0];
     T coefficient, weight;
-    weights(owner, other, coefficient, weight);
+    weights(owner, other, score_of<T, kDepth>(owner, other), score_change_of<T, kDepth>(owner, other), coefficient, weight);
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
       sums[v] = fma(weight, other[kChannels + kValues + v], fma(coefficient, other[kChannels + v], sums[v]));
@@ -333,10 +350,9 @@ struct ScoreGradient : PlainSums<T, kDepth> {
     record[kPull] = load_pull(side.pull, side, position);
     load_channels<T, kValues>(record + kChannels, side.channels, side.channels_scale, shape.values, position, shape.positions);
   }
-  /// s_bar from the product of the channels.
-  static __device__ __forceinline__ T gradient(const T* owner, const T* other, T product) {
+  /// s_bar from the score and the product of the channels.
+  static __device__ __forceinline__ T gradient(const T* owner, const T* other, T score, T product) {
     using P = Phi<T, kResponse>;
-    const T score = score_of<T, kDepth>(owner, other);
     T weight, slope;
     P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     if constexpr (kBalanced) {  // the divisors are roots of the sums: the slopes of the sums themselves need exponentials of their own
@@ -351,7 +367,8 @@ struct ScoreGradient : PlainSums<T, kDepth> {
   template <int kCount>
   static __device__ __forceinline__ void visit(const T* owner, const T (*others)[kFields], T* sums) {
     const T* other = others[0];
-    const T factor = gradient(owner, other, score_of<T, kValues>(owner + kChannels, other + kChannels));
+    const T product = score_of<T, kValues>(owner + kChannels, other + kChannels);
+    const T factor = gradient(owner, other, score_of<T, kDepth>(owner, other), product);
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) sums[d] = fma(factor, other[d], sums[d]);
   }
@@ -374,12 +391,10 @@ struct ScoreGradientChange : PlainSums<T, kDepth> {
     load_channels<T, kValues>(record + kChannels, side.channels, side.channels_scale, shape.values, position, shape.positions);
     load_channels<T, kValues>(record + kChannels + kValues, side.channel_tangents, T(1), shape.values, position, shape.positions);
   }
-  /// s_bar and its change from the product of the channels and its change.
-  static __device__ __forceinline__ void gradients(const T* owner, const T* other, T product, T product_change, T& gradient,
-                                                   T& gradient_change) {
+  /// s_bar and its change from the score, the product of the channels, and their changes.
+  static __device__ __forceinline__ void gradients(const T* owner, const T* other, T score, T change, T product, T product_change,
+                                                   T& gradient, T& gradient_change) {
     using P = Phi<T, kResponse>;
-    const T score = score_of<T, kDepth>(owner, other);
-    const T change = score_of<T, kDepth>(owner, other + kDepth) + score_of<T, kDepth>(owner + kDepth, other);
     T weight, slope;
     P::weigh(score, owner[kDivisor] + other[kDivisor], P::join(owner[kDivisor + 1], other[kDivisor + 1]), weight, slope);
     const T slope_change = P::curve(score, slope) * change - slope * (owner[kChange] + other[kChange]);
@@ -405,7 +420,8 @@ struct ScoreGradientChange : PlainSums<T, kDepth> {
     const T product_change = score_of<T, kValues>(owner + kChannels, other + kChannels + kValues) +
                              score_of<T, kValues>(owner + kChannels + kValues, other + kChannels);
     T gradient, gradient_change;
-    gradients(owner, other, product, product_change, gradient, gradient_change);
+    gradients(owner, other, score_of<T, kDepth>(owner, other), score_change_of<T, kDepth>(owner, other), product, product_change, gradient,
+              gradient_change);
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) sums[d] = fma(gradient, other[kDepth + d], fma(gradient_change, other[d], sums[d]));
   }
