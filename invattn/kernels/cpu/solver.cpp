@@ -298,7 +298,6 @@ class SampleSolver {
       return finish(SolverStatus::kNotFinite, y, kInfinity, 0);
     }
     scale_ = 1 + rms(squares);
-    given_ = y;
     if (by_position_) {
       turn(y, channels_, problem_.positions, y_);
     } else {
@@ -369,9 +368,11 @@ class SampleSolver {
     } else if (!step_by_position(point)) {
       const int64_t n = problem_.positions;
       T* x = scratch_.take<T>(sizes_.padded + kSlack);
+      T* y = scratch_.take<T>(sizes_.padded + kSlack);
       T* image = scratch_.take<T>(sizes_.padded + kSlack);
       turn(point.x, n, channels_, x);
-      plain_step(x, given_, image);
+      turn(y_, n, channels_, y);
+      plain_step(x, y, image);
       turn(image, channels_, n, point.image);
     }
     const double squares = previous ? remember(point, *previous) : run_squares(point.x, point.image, sizes_.padded);
@@ -471,7 +472,6 @@ class SampleSolver {
   const int64_t channels_;
   double scale_ = 1.0;
 
-  const T* given_ = nullptr;  // y as it came, (C, N)
   T* y_;
   T* rows_;                   // (N, stride), by position
   T* mapped_;                 // (2 D + V, N): query, key, value
