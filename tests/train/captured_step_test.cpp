@@ -107,12 +107,12 @@ TEST_P(Captured, AFlowTrainsAsTheWorkItself) {
       auto plain = make();
       auto captured = make();
       const auto x = batch(0).clone();
-      at::Tensor loss;
-      const auto work = [&](Flow& flow, Optimizer& optimizer) {
+      const auto work = [&x](Flow& flow, Optimizer& optimizer) {
         optimizer.zero_grad();
-        loss = -flow->log_prob(x, SeriesLogDet{.terms = 3}).value.mean() / 64;
+        const auto loss = -flow->log_prob(x, SeriesLogDet{.terms = 3}).value.mean() / 64;
         loss.backward();
         optimizer.step();
+        return loss.detach();
       };
       for (auto* flow : {&plain, &captured}) {
         at::manual_seed(1);
@@ -120,12 +120,12 @@ TEST_P(Captured, AFlowTrainsAsTheWorkItself) {
       }
       Optimizer plain_optimizer(*plain, {.learning_rate = 1e-3});
       Optimizer captured_optimizer(*captured, {.learning_rate = 1e-3});
-      CapturedStep step(device(), [&] { work(captured, captured_optimizer); });
+      at::Tensor loss;
+      CapturedStep step(device(), [&] { loss = work(captured, captured_optimizer); });
       for (int i = 0; i < 6; ++i) {
         x.copy_(batch(i));
         at::manual_seed(i);
-        work(plain, plain_optimizer);
-        const double expected = loss.item<double>();
+        const double expected = work(plain, plain_optimizer).item<double>();
         at::manual_seed(i);
         step();
         EXPECT_NEAR(loss.item<double>(), expected, 1e-3) << activation << ", recompute " << recompute << ", step " << i;
