@@ -19,6 +19,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/io/plain_png.h"
 #include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
 
@@ -34,7 +35,7 @@ namespace {
 
 constexpr std::string_view kOrigin = "image";
 constexpr std::string_view kDamaged = "The file is damaged: fetch or save it again.";
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 25;     // 200 MB while reading, 300 for a progressive JPEG
+constexpr std::int64_t kMostPixels = std::int64_t{1} << 25;     // 300 MB while reading, beside the file
 constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;  // kMostPixels at 16 bits with transparency, not compressed at all
 
 using Message = std::array<char, JMSG_LENGTH_MAX>;  // 200 characters, the length libjpeg asks for
@@ -80,7 +81,6 @@ class PngDecoder {
   }
 
   std::int64_t channels() const { return png_get_channels(png_, info_); }
-  bool has_alpha() const { return (png_get_color_type(png_, info_) & PNG_COLOR_MASK_ALPHA) != 0; }
 
   bool read_pixels(std::vector<png_bytep>& rows) {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
@@ -190,7 +190,8 @@ std::vector<Row*> rows_of(const at::Tensor& pixels) {  // (H, W, C)
   return rows;
 }
 
-at::Tensor decode_png(const std::string& path, std::span<const std::byte> file) {
+/// (H, W, C), with alpha where there is any.
+at::Tensor decode_any_png(const std::string& path, std::span<const std::byte> file) {
   PngDecoder decoder(file);
   if (!decoder.read_header()) fail_damaged(path, "PNG file", decoder.problem());
   const Size size = decoder.size();
@@ -199,11 +200,18 @@ at::Tensor decode_png(const std::string& path, std::span<const std::byte> file) 
   at::Tensor pixels = at::empty({size.height, size.width, decoder.channels()}, at::kByte);
   std::vector<png_bytep> rows = rows_of<png_byte>(pixels);
   if (!decoder.read_pixels(rows)) fail_damaged(path, "PNG file", decoder.problem());
-  if (!decoder.has_alpha()) return pixels;
-  if (!pixels.select(2, pixels.size(2) - 1).eq(255).all().item<bool>()) {
+  return pixels;
+}
+
+at::Tensor decode_png(const std::string& path, std::span<const std::byte> file) {
+  auto pixels = decode_plain_png(file, kMostPixels);
+  if (!pixels) pixels = decode_any_png(path, file);
+  const int64_t colours = pixels->size(2) < 3 ? 1 : 3;
+  if (pixels->size(2) == colours) return *pixels;
+  if (!pixels->select(2, colours).eq(255).all().item<bool>()) {
     fail(ErrorKind::kData, kOrigin, path, ": expected an opaque image, got transparent pixels. Flatten it onto a background first.");
   }
-  return pixels.narrow(2, 0, pixels.size(2) - 1);
+  return pixels->narrow(2, 0, colours);
 }
 
 at::Tensor decode_jpeg(const std::string& path, std::span<const std::byte> file) {

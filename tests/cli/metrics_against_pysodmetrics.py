@@ -183,7 +183,7 @@ def measure_time(tool, folder):
     print("\nmilliseconds per map, pysodmetrics in one process (files read by OpenCV) and invattn; the best of three, in turn")
     print(f"{'size':9} {'':16} {'pysodmetrics':>12} {'1 thread':>16} {'2 threads':>16}")
     cv2.setNumThreads(1)
-    for height, width, count in ((352, 352, 100), (480, 640, 50)):
+    for height, width, count in ((352, 352, 250), (480, 640, 100)):
         place = folder / f"{height}x{width}"
         place.mkdir()
         maps = list(soft_maps(count, height, width))

@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -22,6 +24,7 @@
 #include <ATen/ATen.h>
 
 #include "invattn/core/error.h"
+#include "invattn/io/plain_png.h"
 #include "invattn/io/posix_file.h"
 #include "tests/io/file_fixture.h"
 
@@ -86,6 +89,8 @@ struct PngOptions {
   std::vector<png_color> palette = {};
   std::vector<png_byte> palette_alpha = {};
   bool with_texts = false;
+  int filters = PNG_ALL_FILTERS;
+  std::size_t piece = 8192;  // bytes of compressed data in one chunk
 };
 
 /// A PNG by libpng itself, of rows in the layout of the file.
@@ -115,6 +120,8 @@ std::string made_png(int64_t height, int64_t width, std::vector<std::uint8_t> ro
     png_set_text(png, info, &text, 1);
     png_set_gAMA(png, info, 1.0);
   }
+  png_set_filter(png, PNG_FILTER_TYPE_BASE, options.filters);
+  png_set_compression_buffer_size(png, options.piece);
   std::vector<png_bytep> pointers;
   const std::size_t stride = png_get_rowbytes(png, info);
   EXPECT_EQ(rows.size(), stride * static_cast<std::size_t>(height));
@@ -318,21 +325,115 @@ TEST_F(ImageFile, UnreadableFile) {
   expect_contains(error_of([&] { read_image(path); }), errno_text(EACCES));
 }
 
-/// A PNG header that claims the size, with its right checksum.
-std::string png_header(std::uint32_t height, std::uint32_t width) {
-  std::string chunk = "IHDR";
-  for (const std::uint32_t number : {width, height}) {
-    for (int shift = 24; shift >= 0; shift -= 8) chunk += static_cast<char>(number >> shift);
-  }
-  chunk += std::string("\x08\x02\0\0\0", 5);
+std::string big_endian(std::uint32_t number) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(number >> shift);
+  return bytes;
+}
+
+/// A PNG chunk with its right checksum.
+std::string png_chunk(const std::string& name, const std::string& data) {
   std::uint32_t crc = 0xFFFFFFFF;
-  for (const char letter : chunk) {
+  for (const char letter : name + data) {
     crc ^= static_cast<unsigned char>(letter);
     for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1U) ^ ((crc & 1U) != 0 ? 0xEDB88320U : 0U);
   }
-  crc = ~crc;
-  for (int shift = 24; shift >= 0; shift -= 8) chunk += static_cast<char>(crc >> shift);
-  return std::string("\x89PNG\r\n\x1A\n\0\0\0\x0D", 12) + chunk;
+  return big_endian(static_cast<std::uint32_t>(data.size())) + name + data + big_endian(~crc);
+}
+
+/// A PNG header of 8 bits, in colour unless told otherwise, that claims the size.
+std::string png_header(std::uint32_t height, std::uint32_t width, char colour_type = PNG_COLOR_TYPE_RGB) {
+  return "\x89PNG\r\n\x1A\n" + png_chunk("IHDR", big_endian(width) + big_endian(height) + '\x08' + colour_type + std::string("\0\0\0", 3));
+}
+
+/// At most 65,535 bytes as zlib keeps them where it does not compress.
+std::string stored(const std::string& data) {
+  const auto length = static_cast<std::uint32_t>(data.size());
+  const auto low = [](std::uint32_t number) { return std::string{static_cast<char>(number), static_cast<char>(number >> 8U)}; };
+  std::uint32_t a = 1;
+  std::uint32_t b = 0;
+  for (const char letter : data) {
+    a = (a + static_cast<unsigned char>(letter)) % 65521;
+    b = (b + a) % 65521;
+  }
+  return "\x78\x01\x01" + low(length) + low(~length) + data + big_endian((b << 16U) | a);
+}
+
+std::optional<at::Tensor> decode_plain(const std::string& file, std::int64_t most_pixels = 1000) {
+  return decode_plain_png(std::as_bytes(std::span(file)), most_pixels);
+}
+
+TEST_F(ImageFile, PlainPngByEveryFilter) {
+  const std::vector<int> colour_types{PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA, PNG_COLOR_TYPE_RGB, PNG_COLOR_TYPE_RGB_ALPHA};
+  const std::vector<int> filters{PNG_FILTER_NONE, PNG_FILTER_SUB, PNG_FILTER_UP, PNG_FILTER_AVG, PNG_FILTER_PAETH, PNG_ALL_FILTERS};
+  std::mt19937_64 random(3);
+  for (std::size_t channels = 1; channels <= 4; ++channels) {
+    for (const int filter : filters) {
+      for (const std::int64_t width : {1, 2, 15, 16, 17, 53}) {
+        const std::int64_t height = 9;
+        std::vector<std::uint8_t> rows(static_cast<std::size_t>(height * width) * channels);
+        for (std::uint8_t& byte : rows) byte = static_cast<std::uint8_t>(random());
+        const std::string file =
+            made_png(height, width, rows, {.colour_type = colour_types[channels - 1], .with_texts = true, .filters = filter, .piece = 100});
+        const auto pixels = decode_plain(file);
+        ASSERT_TRUE(pixels);
+        ASSERT_EQ(pixels->sizes(), (at::IntArrayRef{height, width, static_cast<std::int64_t>(channels)}));
+        EXPECT_EQ(bytes_of(*pixels), rows) << channels << " channels, filter " << filter << ", width " << width;
+      }
+    }
+  }
+}
+
+TEST_F(ImageFile, PlainPngLeavesTheRestToLibpng) {
+  const std::string header = png_header(2, 3, PNG_COLOR_TYPE_GRAY);
+  const std::string rows("\0abc\0def", 8);
+  const std::string data = stored(rows);
+  const auto image = [](const std::string& content) { return png_chunk("IDAT", content); };
+  const std::string end = png_chunk("IEND", "");
+  const std::string text = png_chunk("tEXt", "anything");
+  const at::Tensor pixels = bytes({'a', 'b', 'c', 'd', 'e', 'f'}, {2, 3});
+
+  for (const std::string& file : {header + image(data) + end, header + text + image(data) + text + end + "and more",
+                                  header + image(data.substr(0, 5)) + image("") + image(data.substr(5)) + end}) {
+    const auto plain = decode_plain(file);
+    ASSERT_TRUE(plain);
+    EXPECT_TRUE(at::equal(plain->squeeze(2), pixels));
+    EXPECT_TRUE(at::equal(read(file), pixels.expand({3, 2, 3})));
+  }
+
+  // Of another kind, but right.
+  const std::string shades = header + png_chunk("tRNS", std::string("\0\0", 2)) + image(data) + end;
+  EXPECT_FALSE(decode_plain(shades));
+  EXPECT_TRUE(at::equal(read(shades), pixels.expand({3, 2, 3})));
+  EXPECT_FALSE(decode_plain(header + image(data) + end, 5));  // pixels
+  const std::vector<std::uint8_t> grey(18, 7);
+  EXPECT_FALSE(decode_plain(made_png(3, 3, grey, {.colour_type = PNG_COLOR_TYPE_GRAY, .depth = 16})));
+  EXPECT_FALSE(decode_plain(made_png(6, 3, grey, {.colour_type = PNG_COLOR_TYPE_GRAY, .interlace = PNG_INTERLACE_ADAM7})));
+  EXPECT_FALSE(
+      decode_plain(made_png(6, 3, std::vector<std::uint8_t>(18), {.colour_type = PNG_COLOR_TYPE_PALETTE, .palette = {{1, 2, 3}}})));
+
+  std::string wrong_checksum = text;
+  wrong_checksum.back() ^= 1;
+  for (const std::string& file : {
+           header + image(data),                                                        // no end
+           header + end,                                                                // no image
+           header + image(data.substr(0, 5)) + text + image(data.substr(5)) + end,      // in two places
+           header + image(data + "x") + end,                                            // more than the image
+           header + image(stored(rows + "x")) + end,                                    // a row too long
+           header + image(stored(rows.substr(1))) + end,                                // too short
+           header + image(stored("\x05" + rows.substr(1))) + end,                       // no such filter
+           header + image(data.substr(0, data.size() - 1) + "x") + end,                 // not the sum of its bytes
+           header + wrong_checksum + image(data) + end,                                 //
+           header + png_chunk("ABCD", "") + image(data) + end,                          // not to be skipped
+           header + png_chunk("t1xt", "") + image(data) + end,                          // no name
+           header + header.substr(8) + image(data) + end,                               // twice
+           png_header(2, 3, 5) + image(data) + end,                                     // no such colours
+           std::string("\x89PNG\r\n\x1A\n", 8) + image(data) + header.substr(8) + end,  // in another order
+       }) {
+    EXPECT_FALSE(decode_plain(file));
+    expect_contains(error(file), "expected a whole PNG file");
+  }
+  EXPECT_FALSE(decode_plain(""));
 }
 
 TEST_F(ImageFile, HugeSizesAreRefusedBeforeMemoryIsTaken) {
