@@ -19,10 +19,11 @@
 #include "invattn/data/mask_pairs.h"
 #include "invattn/experiments/detection.h"
 #include "invattn/experiments/detection_data.h"
+#include "invattn/io/atomic_file.h"
 #include "invattn/io/image_file.h"
 #include "invattn/nn/detection.h"
 #include "invattn/ops/full_precision.h"
-#include "invattn/report/detection.h"
+#include "invattn/report/report.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "machine.h"
@@ -110,6 +111,7 @@ void train(TrainArguments arguments) {
       for (const std::string& promise : outcome.promises) std::cout << "attention  " << promise << "\n";
       print(outcome.inverses);
       std::cout << "Model: " << outcome.model.string() << std::endl;
+      if (!outcome.report.empty()) std::cout << "Report: " << outcome.report.string() << std::endl;
     }
     require_inverted(outcome.inverses);
   } catch (const Interrupted&) {

@@ -79,11 +79,12 @@ struct DetectionOutcome {
   std::vector<BlockInverse> inverses{};
   std::vector<std::string> promises{};  ///< the certificates of its attention blocks
   std::filesystem::path model{};
+  std::filesystem::path report{};  ///< report.html; empty where there were no images to judge it by
 };
 
 /// Trains a detector and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, and at the end
-/// model.safetensors, maps/ of the test images, pictures.safetensors of some of them, and results.json. Ctrl-C stops between two steps, with everything saved, by the exception
-/// Interrupted. A loss that is not a number is an Error(kNotConverged).
+/// model.safetensors, maps/ of the test images, pictures.safetensors of some of them, results.json and the report. Ctrl-C stops between two
+/// steps, with everything saved, by the exception Interrupted. A loss that is not a number is an Error(kNotConverged).
 DetectionOutcome train_detection(const DetectionOptions& options, const DetectionRun& run);
 
 }  // namespace invattn

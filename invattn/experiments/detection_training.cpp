@@ -19,6 +19,7 @@
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/report/report.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/fast_convolutions.h"
@@ -318,6 +319,7 @@ class Training {
     results["made_with"] = ordered_json::parse(made_with(run_.run));
     results["made_with"]["weights"] = run_.weights.filename().string();
     write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    if (test.size() > 0) outcome.report = write_report(folder_).html;
     return outcome;
   }
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <ctime>
 #include <fstream>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -14,15 +13,6 @@
 #include "invattn/io/atomic_file.h"
 
 namespace invattn {
-
-void make_folder(const std::filesystem::path& folder, std::string_view origin) {
-  std::error_code problem;
-  std::filesystem::create_directories(folder, problem);
-  if (problem) {
-    fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
-         ". Name another by --out.");
-  }
-}
 
 std::string made_with(const RunSettings& settings) {
   const std::time_t time = std::time(nullptr);

@@ -17,9 +17,6 @@ struct RunSettings {
   std::string command{};  ///< for the record
 };
 
-/// Makes a folder and those above it, or fails with what to do.
-void make_folder(const std::filesystem::path& folder, std::string_view origin);
-
 /// How a run was made, for its results.json, as a JSON object: command, versions, device, threads, date.
 std::string made_with(const RunSettings& settings);
 

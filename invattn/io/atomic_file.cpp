@@ -135,4 +135,13 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
   write_file_atomically(path, std::span(&piece, 1), origin);
 }
 
+void make_folder(const std::filesystem::path& folder, std::string_view origin) {
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  if (problem) {
+    fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
+         ". Make it one, or name another by --out.");
+  }
+}
+
 }  // namespace invattn

@@ -16,4 +16,7 @@ void write_file_atomically(const std::filesystem::path& path, std::span<const st
 /// The same for one piece of text.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, std::string_view origin);
 
+/// Makes a folder and those above it, or fails with what to do.
+void make_folder(const std::filesystem::path& folder, std::string_view origin);
+
 }  // namespace invattn

@@ -8,8 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -20,22 +18,18 @@
 #include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
-#include "invattn/io/atomic_file.h"
-#include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/report/assets.h"
 #include "invattn/report/drawing.h"
+#include "invattn/report/foreign_json.h"
 #include "invattn/report/pictures.h"
 #include "invattn/report/table.h"
 
-namespace invattn {
+namespace invattn::reporting {
 namespace {
 
-using namespace reporting;
 using nlohmann::json;
 using std::filesystem::path;
-
-constexpr std::string_view kOrigin = "report";
 
 /// What the paper calls a variant, and what it prints of it for CAMO: S, mean F, mean E, MAE.
 struct Printed {
@@ -93,10 +87,9 @@ std::string data_name(const std::string& data) {
 double number(const json& value) { return value.is_number() ? value.get<double>() : kNotFinite; }
 
 /// Nothing where the run has not finished.
-std::optional<Trained> read_run(const path& folder) {
+std::optional<Trained> read_trained(const path& folder) {
   const path file = folder / "results.json";
-  std::ifstream in(file);
-  const json results = parse_json(std::string(std::istreambuf_iterator<char>(in), {}), file.string());
+  const json results = read_results(folder);
   try {
     if (!results.at("finished").get<bool>() || !results.contains("test")) return std::nullopt;
     const std::string variant = results.at("variant").get<std::string>();
@@ -129,7 +122,7 @@ std::optional<Trained> read_run(const path& folder) {
 std::vector<Trained> read_runs(const std::vector<path>& folders) {
   std::vector<Trained> runs;
   const auto add = [&runs](const path& folder) {
-    if (auto run = read_run(folder)) runs.push_back(std::move(*run));
+    if (auto run = read_trained(folder)) runs.push_back(std::move(*run));
   };
   for (const path& folder : folders) {
     std::error_code ignored;
@@ -328,13 +321,12 @@ Tensors read_pictures(const Trained& run) {
 }
 
 struct DrawnFigure {
-  std::string name;
+  Figure figure;
   std::string caption;
-  std::string png;
 };
 
 std::vector<DrawnFigure> draw_figures_of(const std::string& data, const std::vector<const Group*>& groups) {
-  std::vector<DrawnFigure> figures = {{"curves-" + data, "F and E by threshold. Invertible attention is dashed.", draw_curves(groups)}};
+  std::vector<DrawnFigure> figures = {{{"curves-" + data, draw_curves(groups)}, "F and E by threshold. Invertible attention is dashed."}};
   std::vector<std::string> names = {"image", "truth"};
   std::vector<std::vector<at::Tensor>> lines;
   at::Tensor shared;  // the images of the first: the others show the same, or are left out
@@ -357,64 +349,53 @@ std::vector<DrawnFigure> draw_figures_of(const std::string& data, const std::vec
     }
     const std::string name = kPrinted[group->variant].name;
     figures.push_back(
-        {"attention-" + data + "-" + std::string(kPrinted[group->variant].variant),
-         name + ": what the middle of the object takes from each part of the image, level by level.",
-         draw_grid("Where the object's middle attends: " + name, {"image", "level 1", "level 2", "level 3", "level 4"}, looks)});
+        {{"attention-" + data + "-" + std::string(kPrinted[group->variant].variant),
+          draw_grid("Where the object's middle attends: " + name, {"image", "level 1", "level 2", "level 3", "level 4"}, looks)},
+         name + ": what the middle of the object takes from each part of the image, level by level."});
   }
   if (!lines.empty()) {
-    figures.insert(figures.begin() + 1, {"maps-" + data, "Images, truths and what each network found.",
-                                         draw_grid("Maps, " + title_of(*groups.front()), names, lines)});
+    figures.insert(figures.begin() + 1, {{"maps-" + data, draw_grid("Maps, " + title_of(*groups.front()), names, lines)},
+                                         "Images, truths and what each network found."});
   }
   return figures;
 }
 
-void make_folder(const path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) {
-    fail(ErrorKind::kData, kOrigin, "expected to make the folder ", folder.string(), ", got '", error.message(),
-         "'. Name another by --out.");
-  }
-}
-
 }  // namespace
 
-std::string detection_table(const std::vector<path>& runs) {
-  const std::vector<Trained> trained = read_runs(runs);
-  return to_markdown(measures_table(groups_of(trained)));
+bool is_detection_run(const path& folder) {
+  const json results = read_results(folder);
+  const json* experiment = Object(results, (folder / "results.json").string()).find("experiment");
+  return experiment != nullptr && *experiment == "detection";
 }
 
-ReportSummary write_detection_report(const std::vector<path>& runs, const path& out) {
+Table detection_results(const std::vector<path>& runs) {
+  const std::vector<Trained> trained = read_runs(runs);
+  return measures_table(groups_of(trained));
+}
+
+Report detection_report(const std::vector<path>& runs) {
   const std::vector<Trained> trained = read_runs(runs);
   const std::vector<Group> groups = groups_of(trained);
-  ReportSummary summary{.html = out / "report.html", .tables = {}, .figures = {}};
-  make_folder(out / "tables");
-  make_folder(out / "figures");
+  Report report{.tables = {measures_table(groups), inverse_table(groups)}};
   std::string body = "<h2>Results</h2>\n";
-  for (const Table& table : {measures_table(groups), inverse_table(groups)}) {
-    summary.tables.push_back(out / "tables" / (table.name + ".md"));
-    write_file_atomically(summary.tables.back(), table.title + " " + table.note + "\n\n" + to_markdown(table), kOrigin);
-    body += to_html(table);
-  }
+  for (const Table& table : report.tables) body += to_html(table);
   std::map<std::string, std::vector<const Group*>> by_data;
   for (const Group& group : groups) by_data[group.data].push_back(&group);
   for (const auto& [data, some] : by_data) {
-    for (const DrawnFigure& figure : draw_figures_of(data, some)) {
-      summary.figures.push_back(out / "figures" / (figure.name + ".png"));
-      write_file_atomically(summary.figures.back(), figure.png, kOrigin);
-      body += "<figure><img style=\"max-width: 100%\" alt=\"" + escape_html(figure.caption) + "\" src=\"data:image/png;base64," +
-              base64(figure.png) + "\"><figcaption>" + escape_html(figure.caption) + "</figcaption></figure>\n";
+    for (DrawnFigure& drawn : draw_figures_of(data, some)) {
+      body += "<figure><img style=\"max-width: 100%\" alt=\"" + escape_html(drawn.caption) + "\" src=\"data:image/png;base64," +
+              base64(drawn.figure.png) + "\"><figcaption>" + escape_html(drawn.caption) + "</figcaption></figure>\n";
+      report.figures.push_back(std::move(drawn.figure));
     }
   }
-  const std::string html =
+  report.page =
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>Detection of camouflaged objects</title><style>" +
       std::string(page_style()) +
       "</style></head><body>\n<header class=\"top\"><h1>Camouflaged objects, with attention that can be undone</h1></header>\n<main>\n" +
       body + "</main></body></html>\n";
-  write_file_atomically(summary.html, html, kOrigin);
-  return summary;
+  return report;
 }
 
-}  // namespace invattn
+}  // namespace invattn::reporting

@@ -1,20 +1,21 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 #include <vector>
 
-#include "invattn/report/report.h"
+#include "invattn/report/frame.h"
 
-namespace invattn {
+namespace invattn::reporting {
 
-/// Of runs of `invattn detect train`, each a run's folder or a folder around several: `out`/tables/*.md (the paper's layout, with its
-/// figures in brackets where the data are CAMO; constants, residuals and times), `out`/figures/*.png (F and E by threshold; images, truths
-/// and maps of all variants; where the middle of each object attends) and `out`/report.html. Runs of one variant on the same data count as
-/// its seeds. A run that has not finished is left out; no finished run at all, and damaged files, are an Error(kData) that names them.
-ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out);
+bool is_detection_run(const std::filesystem::path& folder);
 
-/// The first of those tables as Markdown.
-std::string detection_table(const std::vector<std::filesystem::path>& runs);
+/// Of runs of `invattn detect train`, each a run's folder or a folder around several: tables in the paper's layout, with its figures in
+/// brackets where the data are CAMO, and of constants, residuals and times; figures of F and E by threshold, of images, truths and maps of
+/// all variants, and of where the middle of each object attends. Runs of one variant on the same data count as its seeds. A run that has
+/// not finished is left out; no finished run at all, and damaged files, are an Error(kData) that names them.
+Report detection_report(const std::vector<std::filesystem::path>& runs);
 
-}  // namespace invattn
+/// The first of those tables.
+Table detection_results(const std::vector<std::filesystem::path>& runs);
+
+}  // namespace invattn::reporting

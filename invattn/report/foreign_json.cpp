@@ -106,7 +106,7 @@ json read_results(const std::filesystem::path& folder) {
            ", which has none yet: it is under way, or was stopped. Let it come to its end, by --resume where it was stopped.");
     }
     fail(ErrorKind::kData, kOrigin, "expected the folder of a run, with results.json in it, got ", folder.string(),
-         ". Name the folder that `invattn reconstruct` or `invattn density train` wrote.");
+         ". Name the folder that `invattn reconstruct`, `density train` or `detect train` wrote.");
   }
   return parse_json(read_text(path), std::string(kOrigin) + ", " + path.string());
 }

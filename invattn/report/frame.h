@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "invattn/report/figures.h"
 #include "invattn/report/run.h"
 #include "invattn/report/table.h"
 
@@ -16,6 +17,13 @@ namespace invattn::reporting {
 
 /// A page is smaller than this many bytes, whatever the runs hold.
 inline constexpr std::size_t kLargestPage = 6'000'000;
+
+/// What is made of one run or of several.
+struct Report {
+  std::vector<Table> tables{};
+  std::vector<Figure> figures{};
+  std::string page{};
+};
 
 /// One page. Texts are escaped where they are put in; what is HTML already is named so.
 struct PageContent {

@@ -1,8 +1,8 @@
 #include "invattn/report/report.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +12,7 @@
 #include "invattn/report/density_page.h"
 #include "invattn/report/density_record.h"
 #include "invattn/report/density_tables.h"
+#include "invattn/report/detection.h"
 #include "invattn/report/figures.h"
 #include "invattn/report/foreign_json.h"
 #include "invattn/report/frame.h"
@@ -24,15 +25,6 @@ namespace {
 
 using namespace reporting;
 
-void make_folder(const std::filesystem::path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) {
-    fail(ErrorKind::kData, kOrigin, "expected to make the folder ", folder.string(), ", got '", error.message(),
-         "'. Make the run's folder writable.");
-  }
-}
-
 std::vector<Table> tables_of(const std::vector<ResultRow>& rows) {
   std::vector<Table> tables = {every_network(rows)};
   for (Table& table : paper_layout(rows)) tables.push_back(std::move(table));
@@ -41,7 +33,7 @@ std::vector<Table> tables_of(const std::vector<ResultRow>& rows) {
 }
 
 std::vector<std::filesystem::path> write_tables(const std::filesystem::path& folder, const std::vector<Table>& tables) {
-  make_folder(folder);
+  make_folder(folder, kOrigin);
   Names names;
   std::vector<std::filesystem::path> paths;
   for (const Table& table : tables) {
@@ -52,7 +44,7 @@ std::vector<std::filesystem::path> write_tables(const std::filesystem::path& fol
 }
 
 std::vector<std::filesystem::path> write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures) {
-  make_folder(folder);
+  make_folder(folder, kOrigin);
   std::vector<std::filesystem::path> paths;
   for (const Figure& figure : figures) {
     paths.push_back(folder / (figure.name + ".png"));
@@ -102,45 +94,54 @@ void name_apart(std::vector<Run>& runs) {
   }
 }
 
+ReportSummary write(const Report& report, const std::filesystem::path& folder) {
+  ReportSummary summary{.html = folder / "report.html",
+                        .tables = write_tables(folder / "tables", report.tables),
+                        .figures = write_figures(folder / "figures", report.figures)};
+  write_file_atomically(summary.html, report.page, kOrigin);
+  return summary;
+}
+
 }  // namespace
 
 ReportSummary write_report(const std::filesystem::path& run) {
-  std::vector<Table> tables;
-  std::vector<Figure> figures;
-  std::string page;
+  if (is_detection_run(run)) return write(detection_report({run}), run);
   if (is_density_run(run)) {
     const std::vector<DensityRecord> records = {read_density_record(run)};
-    tables = density_tables(records);
-    tables.push_back(density_certificates(records));
-    figures = draw_density_figures(records.front());
-    page = render_density_page(records);
-  } else {
-    const std::vector<Run> runs = {read_run(run)};
-    tables = tables_of(rows_of(runs));
-    figures = figures_of(runs);
-    page = render_page(runs);
+    Report report{
+        .tables = density_tables(records), .figures = draw_density_figures(records.front()), .page = render_density_page(records)};
+    report.tables.push_back(density_certificates(records));
+    return write(report, run);
   }
-  ReportSummary summary{
-      .html = run / "report.html", .tables = write_tables(run / "tables", tables), .figures = write_figures(run / "figures", figures)};
-  write_file_atomically(summary.html, page, kOrigin);
-  return summary;
+  const std::vector<Run> runs = {read_run(run)};
+  return write({.tables = tables_of(rows_of(runs)), .figures = figures_of(runs), .page = render_page(runs)}, run);
+}
+
+ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
+  return write(detection_report(runs), out);
 }
 
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html) {
   require(!runs.empty(), kOrigin, "expected at least one run, got none. Name the folders of runs.");
-  std::vector<Run> reconstructions;
+  std::vector<std::filesystem::path> detections;
   std::vector<DensityRecord> densities;
+  std::vector<Run> reconstructions;
   for (const std::filesystem::path& run : runs) {
-    if (is_density_run(run)) {
+    if (is_detection_run(run)) {
+      detections.push_back(run);
+    } else if (is_density_run(run)) {
       densities.push_back(read_density_record(run));
     } else {
       reconstructions.push_back(read_run(run));
     }
   }
-  require(densities.empty() || reconstructions.empty(), kOrigin, "expected runs of one experiment, got ", reconstructions.size(),
-          " of reconstruct and ", densities.size(), " of density train. Make a page of each.");
+  require(std::max({reconstructions.size(), densities.size(), detections.size()}) == runs.size(), kOrigin,
+          "expected runs of one experiment, got ", reconstructions.size(), " of reconstruct, ", densities.size(), " of density train and ",
+          detections.size(), " of detect train. Make a page of each.");
   std::string page;
-  if (reconstructions.empty()) {
+  if (!detections.empty()) {
+    page = detection_report(detections).page;
+  } else if (!densities.empty()) {
     name_apart(densities);
     page = render_density_page(densities);
   } else {
@@ -153,8 +154,11 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
 std::string results_table(const std::vector<ResultRow>& rows) { return to_markdown(every_network(rows)); }
 
 std::string results_table(const std::filesystem::path& run) {
+  if (is_detection_run(run)) return detection_table({run});
   if (is_density_run(run)) return to_markdown(density_results({read_density_record(run)}));
   return results_table(rows_of({read_run(run)}));
 }
+
+std::string detection_table(const std::vector<std::filesystem::path>& runs) { return to_markdown(detection_results(runs)); }
 
 }  // namespace invattn

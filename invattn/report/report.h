@@ -15,8 +15,8 @@ struct ReportSummary {
   std::vector<std::filesystem::path> figures;  ///< PNG
 };
 
-/// Reads a run folder of `reconstruct` (results.json, cells/) or `density train` (results.json, metrics.jsonl, evaluation.json, samples/),
-/// and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works on a reconstruction that is under way: a
+/// Reads a run folder of `reconstruct` (results.json, cells/), `density train` (results.json, metrics.jsonl, evaluation.json, samples/) or
+/// `detect train` (results.json, pictures.safetensors), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works on a reconstruction that is under way: a
 /// network whose folder is not there yet has no pictures and charts, and the page says so. Files that are missing or damaged otherwise are
 /// an Error(kData) that names the file.
 ReportSummary write_report(const std::filesystem::path& run);
@@ -25,9 +25,15 @@ ReportSummary write_report(const std::filesystem::path& run);
 /// their runs, too.
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html);
 
+/// Of runs of `detect train`, each a run's folder or a folder around several: `out`/tables/*.md, `out`/figures/*.png, `out`/report.html.
+/// A run that has not finished is left out.
+ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out);
+
 /// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.
 std::string results_table(const std::vector<ResultRow>& rows);
-/// The same of a run; of `density train` the line of its flow.
+/// The same of a run; of `density train` the line of its flow, of `detect train` that of its variant in the paper's layout.
 std::string results_table(const std::filesystem::path& run);
+/// The latter of several runs, or of folders around them.
+std::string detection_table(const std::vector<std::filesystem::path>& runs);
 
 }  // namespace invattn

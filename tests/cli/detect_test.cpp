@@ -64,7 +64,7 @@ TEST_F(Detect, TrainsEvaluatesPredictsAndInverts) {
   expect(trained, 0, "level 4, 4 positions: 2 of 2 images undone");
   expect(trained, 0, "attention  guarded");
   for (const char* file : {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "results.json", "maps/00000.png",
-                           "maps/00003.png"}) {
+                           "maps/00003.png", "tables/detection.md", "figures/curves-camo.png", "report.html"}) {
     EXPECT_TRUE(std::filesystem::exists(folder / "run" / file)) << file;
   }
   const auto results = nlohmann::json::parse(read_plainly(folder / "run/results.json"));
@@ -143,11 +143,28 @@ TEST_F(Detect, ComparesRuns) {
   expect_contains(read_plainly(folder / "page/report.html"), "data:image/png;base64,");
 
   expect(run({"compare", "nowhere"}), 4, "nowhere");
+
+  // `report` makes the page that a training ended with again, and one of several runs.
+  const auto report = [this](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "report");
+    return run_tool(arguments, {}, folder.string());
+  };
+  const std::string page = read_plainly(folder / "runs/base/report.html");
+  for (const char* part : {"report.html", "tables", "figures"}) std::filesystem::remove_all(folder / "runs/base" / part);
+  expect(report({"runs/base"}), 0, "| CAMO | Base   |");
+  EXPECT_EQ(read_plainly(folder / "runs/base/report.html"), page);
+  EXPECT_TRUE(std::filesystem::exists(folder / "runs/base/figures/maps-camo.png"));
+  expect(report({"runs/base", "runs/dot-product", "runs/invertible-dot-product", "--out", "all.html"}), 0, "of 3 runs");
+  EXPECT_EQ(read_plainly(folder / "all.html"), read_plainly(folder / "page/report.html"));
+  std::filesystem::create_directory(folder / "other");
+  write_plainly(folder / "other/results.json", R"({"validation": 1})");
+  expect(report({"runs/base", "other"}), 4, "results.json");
   const std::string results = read_plainly(folder / "runs/base/results.json");
   write_plainly(folder / "runs/base/results.json", results.substr(0, results.size() / 2));
   expect(run({"compare", "runs"}), 4, "results.json");
-  write_plainly(folder / "runs/base/results.json", "{\"finished\": true, \"test\": {}}");
+  write_plainly(folder / "runs/base/results.json", R"({"finished": true, "experiment": "detection", "test": {}})");
   expect(run({"compare", "runs/base"}), 4, "results.json");
+  expect(report({"runs/base"}), 4, "results.json");
   write_plainly(folder / "runs/base/results.json", results);
   std::filesystem::resize_file(folder / "runs/base/pictures.safetensors", 50);
   expect(run({"compare", "runs/base"}), 4, "pictures.safetensors");
