@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -21,6 +22,7 @@
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
+#include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
@@ -70,7 +72,7 @@ class Training {
     if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
     optimizer_ = std::make_unique<Optimizer>(*flow_, options.optimizer);
     guard_ = std::make_unique<Guard>(*flow_, options.guard);
-    numbers_ = at::zeros({options.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
+    batches_.emplace(train_.size(0), options.batch, options.seed, device_);
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (std::filesystem::exists(checkpoint_path())) restore();
     trim_metrics(folder_, step_, kOrigin);
@@ -85,9 +87,10 @@ class Training {
     auto saved = start;
     auto fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
     flow_->train();
-    progress_.keep("Training on " + std::to_string(train_.size(0)) + (plane_ ? " points, " : " images, ") + std::to_string(parameters()) +
-                   " weights, " + std::to_string(guard_->size()) + " guarded attention block" + (guard_->size() == 1 ? "" : "s") + ", on " +
-                   device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
+    progress_.keep("Training on " + std::to_string(train_.size(0)) + (plane_ ? " points, " : " images, ") +
+                   std::to_string(parameter_count(*flow_)) + " weights, " + std::to_string(guard_->size()) + " guarded attention block" +
+                   (guard_->size() == 1 ? "" : "s") + ", on " + device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") +
+                   ".");
     while (step_ < options_.steps) {
       take_step(step_ - first);
       ++step_;
@@ -140,12 +143,6 @@ class Training {
     return static_cast<double>(reserved[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak) / (1 << 20);
   }
 
-  int64_t parameters() const {
-    int64_t count = 0;
-    for (const at::Tensor& parameter : flow_->parameters()) count += parameter.numel();
-    return count;
-  }
-
   /// Weights of another training: the averaged ones where it had such.
   void start_from(const std::filesystem::path& path) {
     const Checkpoint checkpoint = load_checkpoint(path);
@@ -154,19 +151,6 @@ class Training {
   }
 
   // ---- one step
-
-  /// The order of an epoch follows from its number; the last images of one that do not fill a batch are left to another epoch.
-  void choose_batch() {
-    const int64_t per_epoch = std::max<int64_t>(1, train_.size(0) / options_.batch);
-    const int64_t epoch = step_ / per_epoch;
-    if (epoch != epoch_) {
-      auto generator = at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "epoch " + std::to_string(epoch)));
-      order_ = at::randperm(train_.size(0), generator).to(device_);
-      if (order_.size(0) < options_.batch) order_ = order_.repeat({(options_.batch + order_.size(0) - 1) / order_.size(0)});
-      epoch_ = epoch;
-    }
-    numbers_.copy_(order_.narrow(0, (step_ % per_epoch) * options_.batch, options_.batch));
-  }
 
   void set_learning_rate() {
     const double warmth =
@@ -177,7 +161,7 @@ class Training {
 
   /// `number`: steps of this process before.
   void take_step(int64_t number) {
-    choose_batch();
+    batches_->choose(step_);
     set_learning_rate();
     const std::string place = "step " + std::to_string(step_);
     int64_t terms = 0;
@@ -215,7 +199,7 @@ class Training {
 
   void work(int64_t terms, bool guarded) {
     optimizer_->zero_grad();
-    const at::Tensor some = train_.index_select(0, numbers_);
+    const at::Tensor some = train_.index_select(0, batches_->numbers());
     const at::Tensor x = flow_input(plane_ ? some : augmented(some, options_.flip, options_.crop), options_.channels_last);
     const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
     const at::Tensor loss = -log_prob / unit();
@@ -308,7 +292,7 @@ class Training {
   void save_training() {
     Checkpoint checkpoint;
     add_training(checkpoint, *flow_, *optimizer_);
-    for (const auto& [name, tensor] : guard_->state()) checkpoint.tensors.emplace("guard." + name, tensor);
+    add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
     checkpoint.notes["progress"] =
         ordered_json{{"step", step_}, {"seconds", seconds_}, {"caution", caution_}, {"back_offs", back_offs_}}.dump();
@@ -320,12 +304,10 @@ class Training {
     const std::string origin = checkpoint_path().string();
     const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
     restore_training(checkpoint, *flow_, *optimizer_, origin);
-    guard_->restore(tensors_below(checkpoint.tensors, "guard."));
-    const auto sums = checkpoint.tensors.find("sums");
-    const auto note = checkpoint.notes.find("progress");
+    restore_guard(checkpoint, *guard_);
     try {
-      sums_.copy_(sums->second);
-      const json progress = parse_json(note->second, origin);
+      sums_.copy_(checkpoint.tensors.at("sums"));
+      const json progress = parse_json(checkpoint.notes.at("progress"), origin);
       step_ = progress.at("step").get<int64_t>();
       seconds_ = progress.at("seconds").get<double>();
       caution_ = progress.at("caution").get<double>();
@@ -333,7 +315,6 @@ class Training {
     } catch (const std::exception&) {
       fail(ErrorKind::kData, origin, "expected the checkpoint of a density training, got one without its progress. Start the run afresh.");
     }
-    epoch_ = -1;
   }
 
   /// Back to where all was well, with shorter steps.
@@ -387,7 +368,7 @@ class Training {
                                {"seed", options_.seed},
                                {"steps", step_},
                                {"seconds", json_number(seconds_)},
-                               {"parameters", parameters()},
+                               {"parameters", parameter_count(*flow_)},
                                {"memory_mib", json_number(memory_)},
                                {"unit", unit_name()},
                                {"validation", ordered_json::parse(to_json(outcome.validation))},
@@ -409,9 +390,7 @@ class Training {
   Flow flow_{nullptr};
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Guard> guard_;
-  at::Tensor numbers_;  // (batch) int64: the images of the step
-  at::Tensor order_;    // of the epoch
-  int64_t epoch_ = -1;
+  std::optional<Batches> batches_;
   at::Tensor sums_;                                                          // (kFigures), since the last report
   bool to_trace_;                                                            // a timeline is wanted and not yet written
   std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks

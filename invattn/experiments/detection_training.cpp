@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/detection.h"
 #include "invattn/experiments/detection_data.h"
+#include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
@@ -71,7 +73,7 @@ class Training {
     }
     optimizer_ = std::make_unique<Optimizer>(*detector_, options_.optimizer);
     guard_ = std::make_unique<Guard>(*detector_, options_.guard);
-    numbers_ = at::zeros({options_.batch}, at::TensorOptions().dtype(at::kLong).device(device_));
+    batches_.emplace(train_.size(0), options_.batch, options_.seed, device_);
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (std::filesystem::exists(checkpoint_path())) restore();
     trim_metrics(folder_, step_, kOrigin);
@@ -91,11 +93,11 @@ class Training {
         captured, [this] { work(true); }, &step);
     detector_->train();
     progress_.keep("Training " + std::string(to_string(options_.network.variant)) + " on " + std::to_string(train_.size(0)) + " images, " +
-                   std::to_string(parameters()) + " weights, " + std::to_string(guard_->size()) + " guarded attention blocks, on " +
-                   device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
+                   std::to_string(parameter_count(*detector_)) + " weights, " + std::to_string(guard_->size()) +
+                   " guarded attention blocks, on " + device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
     bool to_trace = !run_.trace.empty();
     while (step_ < steps()) {
-      choose_batch();
+      batches_->choose(step_);
       set_learning_rate();
       // So that nothing of it has to be remembered.
       at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step_)));
@@ -139,28 +141,10 @@ class Training {
 
  private:
   std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
-  int64_t per_epoch() const { return train_.size(0) / options_.batch; }
+  int64_t per_epoch() const { return batches_->per_epoch(); }
   int64_t steps() const { return options_.epochs * per_epoch(); }
 
-  int64_t parameters() const {
-    int64_t count = 0;
-    for (const at::Tensor& parameter : detector_->parameters()) count += parameter.numel();
-    return count;
-  }
-
   // ---- one step
-
-  /// The order of an epoch follows from its number; the last images of one that do not fill a batch are left to another epoch.
-  void choose_batch() {
-    const int64_t epoch = step_ / per_epoch();
-    if (epoch != epoch_) {
-      const auto generator =
-          at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "epoch " + std::to_string(epoch)));
-      order_ = at::randperm(train_.size(0), generator).to(device_);
-      epoch_ = epoch;
-    }
-    numbers_.copy_(order_.narrow(0, (step_ % per_epoch()) * options_.batch, options_.batch));
-  }
 
   void set_learning_rate() {
     if (options_.schedule == Schedule::kConstant) return;
@@ -168,10 +152,10 @@ class Training {
     optimizer_->set_learning_rate(options_.optimizer.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * done)));
   }
 
-  /// Reads `numbers_` and adds to `sums_`, without waiting for the device.
+  /// Reads the numbers of the batch and adds to `sums_`, without waiting for the device.
   void work(bool guarded) {
     optimizer_->zero_grad();
-    const at::Tensor some = augmented(train_.index_select(0, numbers_), options_.flip, /*crop=*/0);
+    const at::Tensor some = augmented(train_.index_select(0, batches_->numbers()), options_.flip, /*crop=*/0);
     at::Tensor pixels = some.narrow(1, 0, 3).to(at::kFloat);
     if (options_.channels_last) pixels = pixels.contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor truth = some.narrow(1, 3, 1).to(at::kFloat) / 255;
@@ -240,7 +224,7 @@ class Training {
   void save_training() {
     Checkpoint checkpoint;
     add_training(checkpoint, *detector_, *optimizer_);
-    for (const auto& [name, tensor] : guard_->state()) checkpoint.tensors.emplace("guard." + name, tensor);
+    add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
     checkpoint.notes["progress"] = ordered_json{{"step", step_}, {"seconds", seconds_}}.dump();
     save_checkpoint(checkpoint_path(), checkpoint);
@@ -250,20 +234,15 @@ class Training {
     const std::string origin = checkpoint_path().string();
     const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
     restore_training(checkpoint, *detector_, *optimizer_, origin);
-    guard_->restore(tensors_below(checkpoint.tensors, "guard."));
-    const auto sums = checkpoint.tensors.find("sums");
-    const auto note = checkpoint.notes.find("progress");
-    if (sums == checkpoint.tensors.end() || note == checkpoint.notes.end()) {
-      fail(ErrorKind::kData, origin,
-           "expected the checkpoint of a detection training, got one without its progress. Start the run afresh.");
-    }
-    const json progress = parse_json(note->second, origin);
+    restore_guard(checkpoint, *guard_);
     try {
-      sums_.copy_(sums->second);
+      sums_.copy_(checkpoint.tensors.at("sums"));
+      const json progress = parse_json(checkpoint.notes.at("progress"), origin);
       step_ = progress.at("step").get<int64_t>();
       seconds_ = progress.at("seconds").get<double>();
     } catch (const std::exception&) {
-      fail(ErrorKind::kData, origin, "expected the progress of a detection training, got another. Start the run afresh.");
+      fail(ErrorKind::kData, origin,
+           "expected the checkpoint of a detection training, got one without its progress. Start the run afresh.");
     }
   }
 
@@ -312,7 +291,7 @@ class Training {
                          {"train_images", train_.size(0)},
                          {"seconds", json_number(seconds_)},
                          {"seconds_per_epoch", json_number(seconds_ / static_cast<double>(options_.epochs))},
-                         {"parameters", parameters()}};
+                         {"parameters", parameter_count(*detector_)}};
     if (test.size() > 0) results["test"] = ordered_json::parse(to_json(outcome.test));
     results["certificates"] = outcome.promises;
     results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
@@ -332,9 +311,7 @@ class Training {
   Detector detector_{nullptr};
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Guard> guard_;
-  at::Tensor numbers_;  // (batch) int64: the images of the step
-  at::Tensor order_;    // of the epoch
-  int64_t epoch_ = -1;
+  std::optional<Batches> batches_;
   at::Tensor sums_;  // (kFigures), since the last report
   int64_t step_ = 0;
   double seconds_ = 0;  // of training, over all processes

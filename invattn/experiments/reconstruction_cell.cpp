@@ -20,6 +20,7 @@
 #include "invattn/core/seed.h"
 #include "invattn/data/image_set.h"
 #include "invattn/data/pixels.h"
+#include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
@@ -265,7 +266,7 @@ class CellRun {
   void save_training(const std::filesystem::path& path, torch::optim::Adam& optimizer) const {
     Checkpoint checkpoint;
     add_training(checkpoint, *network_, optimizer);
-    for (const auto& [name, tensor] : guard_->state()) checkpoint.tensors.emplace("guard." + name, tensor);
+    add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
     checkpoint.notes["progress"] = ordered_json{
         {"epoch", epoch_},
@@ -282,7 +283,7 @@ class CellRun {
   void resume(const std::filesystem::path& path, torch::optim::Adam& optimizer) {
     const Checkpoint checkpoint = load_checkpoint(path);
     restore_training(checkpoint, *network_, optimizer, path.string());
-    guard_->restore(tensors_below(checkpoint.tensors, "guard."));
+    restore_guard(checkpoint, *guard_);
     const auto sums = checkpoint.tensors.find("sums");
     const auto note = checkpoint.notes.find("progress");
     try {
@@ -463,8 +464,6 @@ class CellRun {
     const auto shown =
         std::find_if(inverses_.begin(), inverses_.end(), [this](const Inverse& i) { return i.solver == cell_.variant.solver_name(); });
     const Certificate certificate = block_->certificate();
-    int64_t parameters = 0;
-    for (const at::Tensor& parameter : network_->parameters()) parameters += parameter.numel();
     ordered_json result = {
         {"id", cell_.id(options_)},
         {"dataset", to_string(source_.set)},
@@ -490,7 +489,7 @@ class CellRun {
         {"train_images", options_.train_images},
         {"test_images", options_.test_images},
         {"epochs", options_.epochs},
-        {"parameters", parameters},
+        {"parameters", parameter_count(*network_)},
         {"certificate", fields_to_json(certificate)},
         {"certificate_text", certificate.text()},
         {"options", fields_to_json(attention_)},

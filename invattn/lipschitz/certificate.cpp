@@ -2,8 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <cstddef>
 #include <iomanip>
+#include <span>
 #include <sstream>
+
+#include "invattn/core/fnv.h"
 
 namespace invattn {
 
@@ -37,18 +41,13 @@ std::string Certificate::text() const {
 }
 
 std::string weights_digest(const std::vector<std::pair<std::string, at::Tensor>>& named_tensors) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a: it has to notice a change, not to withstand a forger
-  const auto mix = [&hash](const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < size; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
-  };
+  std::uint64_t hash = kFnvStart;
   for (const auto& [name, tensor] : named_tensors) {
     const auto values = tensor.detach().to(at::kCPU).contiguous();
     std::ostringstream heading;
     heading << name << " " << values.scalar_type() << " " << values.sizes() << " ";
-    const auto text = heading.str();
-    mix(text.data(), text.size());
-    mix(values.const_data_ptr(), values.nbytes());
+    hash = fnv1a(heading.str(), hash);
+    hash = fnv1a(std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()), hash);
   }
   std::ostringstream digest;
   digest << std::hex << std::setw(16) << std::setfill('0') << hash;

@@ -23,11 +23,13 @@
 #include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
+#include "invattn/core/fnv.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/nn/guard.h"
 
 namespace invattn {
 namespace {
@@ -38,6 +40,7 @@ constexpr const char* kShardFormat = "invattn-checkpoint-shard-1";
 constexpr const char* kWeightsOnly = "weights_only";  // the note that says so
 constexpr const char* kNetwork = "network.";
 constexpr const char* kOptimizer = "optimizer.";
+constexpr const char* kGuard = "guard.";
 constexpr const char* kAverage = "optimizer.average.";
 constexpr std::string_view kShardEnding = ".safetensors";
 constexpr std::size_t kLongestIndex = 100'000'000;
@@ -180,11 +183,11 @@ Measured measure(const std::filesystem::path& path) {
     result.problem = "'" + errno_text(errno) + "'";
     return result;
   }
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  std::uint64_t hash = kFnvStart;
   std::vector<std::byte> buffer(std::size_t{1} << 20U);
   for (;;) {
     const TransferResult read = read_fully(file.get(), buffer);
-    for (std::size_t i = 0; i < read.bytes; ++i) hash = (hash ^ std::to_integer<std::uint64_t>(buffer[i])) * 0x100000001b3;
+    hash = fnv1a(std::span(buffer).first(read.bytes), hash);
     result.size += static_cast<int64_t>(read.bytes);
     if (read.error != 0) result.problem = "'" + errno_text(read.error) + "'";
     if (read.bytes < buffer.size()) break;
@@ -444,6 +447,12 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
     optimizer.state()[value.unsafeGetTensorImpl()] = std::move(state);
   }
 }
+
+void add_guard(Checkpoint& checkpoint, const Guard& guard) {
+  for (const auto& [name, tensor] : guard.state()) checkpoint.tensors.emplace(kGuard + name, tensor);
+}
+
+void restore_guard(const Checkpoint& checkpoint, Guard& guard) { guard.restore(tensors_below(checkpoint.tensors, kGuard)); }
 
 Checkpoint weights_only(const Checkpoint& checkpoint) {
   constexpr int64_t kSmall = 16;  // sizes and counts, which rounding would change, are among them

@@ -14,6 +14,8 @@
 
 namespace invattn {
 
+class Guard;
+
 /// Where a training stands, so that it can go on in another process to the same bits.
 struct Checkpoint {
   std::map<std::string, at::Tensor> tensors;
@@ -37,6 +39,10 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
 /// The same for torch's Adam, as "adam.<name>".
 void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, torch::optim::Adam& optimizer);
 void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, torch::optim::Adam& optimizer, const std::string& origin);
+
+/// What a guard remembers, as "guard.<name>".
+void add_guard(Checkpoint& checkpoint, const Guard& guard);
+void restore_guard(const Checkpoint& checkpoint, Guard& guard);
 
 /// The tensors whose name starts with `prefix`, without it.
 std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors, const std::string& prefix);

@@ -2,45 +2,26 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "invattn/io/image_file.h"
 #include "invattn/io/safetensors.h"
-#include "invattn/train/checkpoint.h"
-#include "run_tool.h"
-#include "tests/io/file_fixture.h"
+#include "tests/cli/training_test.h"
+#include "tests/support/devices.h"
 
 namespace invattn::test {
 namespace {
 
-class Density : public FileTest {
+class Density : public TrainingTest {
  protected:
-  ToolResult run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), "density");
-    return run_tool(arguments, {}, folder.string());
-  }
-
-  /// A training of a tiny flow of images, in the test's folder.
-  ToolResult train(const std::string& out, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"train", "--out", out, "--device", "cpu", "--threads", "1"};
-    for (const char* assignment : {"train_images=24", "validation_images=6", "batch=4", "report_every=2", "evaluate_every=0", "samples=4",
-                                   "warm_up=2", "flow.blocks=[1,1]", "flow.hidden=6", "evaluation.inverse_images=4"}) {
-      arguments.insert(arguments.end(), {"--set", assignment});
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(arguments);
-  }
-
-  std::map<std::string, at::Tensor> checkpoint(const std::string& out) const {
-    return load_checkpoint(folder / out / "checkpoint.safetensors").tensors;
-  }
+  Density()
+      : TrainingTest("density", {"train_images=24", "validation_images=6", "batch=4", "report_every=2", "evaluate_every=0", "samples=4",
+                                 "warm_up=2", "flow.blocks=[1,1]", "flow.hidden=6", "evaluation.inverse_images=4"}) {}
 };
 
 TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
@@ -227,17 +208,7 @@ TEST_F(Density, ResumesToTheSameBits) {
   const auto resumed =
       run({"train", "--resume", "--out", "parts", "--set", "steps=8", "--device", "cpu", "--threads", "1", "--shard-mb", "1"});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  const auto expected = checkpoint("whole");
-  const auto actual = checkpoint("parts");
-  ASSERT_EQ(actual.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
-  const auto metrics = [this](const std::string& out) {
-    std::string lines;
-    std::ifstream in(folder / out / "metrics.jsonl");
-    for (std::string line; std::getline(in, line);) lines += line.substr(0, line.find("\"seconds\"")) + "\n";
-    return lines;
-  };
-  EXPECT_EQ(metrics("parts"), metrics("whole"));
+  expect_same_training("parts", "whole");
 }
 
 TEST_F(Density, StopsAtTheTimeLimitAndGoesOn) {
@@ -270,10 +241,6 @@ TEST_F(Density, LossesThatAreNotNumbersEndInAnError) {
 
 TEST_F(Density, BadInputIsExplained) {
   ASSERT_EQ(train("run", {"--set", "steps=2"}).exit_code, 0);
-  const auto expect = [](const ToolResult& result, int code, const std::string& text) {
-    EXPECT_EQ(result.exit_code, code) << result.out << result.err;
-    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
-  };
   expect(train("run", {"--set", "steps=2"}), 2, "which holds one");
   expect(run({"train", "--resume", "--out", "none"}), 4, "config.toml");
   expect(run({"train", "--resume"}), 2, "--out");
@@ -285,7 +252,7 @@ TEST_F(Density, BadInputIsExplained) {
   expect(train("odd", {"--set", "flow.height=9"}), 2, "divisible");
   expect(train("size", {"--data", "cifar10:/nowhere", "--set", "flow.height=8", "--set", "flow.width=8"}), 2, "32 x 32");
   expect(run({"eval", "run", "--data", "cifar10:/nowhere", "--device", "cpu"}), 2, "32 x 32");
-  if (at::detail::getCUDAHooks().getNumGPUs() == 0) expect(run({"train", "--device", "cuda", "--out", "gpu"}), 2, "invattn doctor");
+  if (!testing::has_gpu()) expect(run({"train", "--device", "cuda", "--out", "gpu"}), 2, "invattn doctor");
   expect(train("key", {"--set", "flow.hiden=9"}), 2, "hidden");
   expect(run({"eval", "nowhere.safetensors"}), 4, "nowhere.safetensors");
   expect(run({"eval", "run/checkpoint.safetensors"}), 4, "checkpoint.safetensors");

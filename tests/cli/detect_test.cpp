@@ -1,5 +1,4 @@
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -13,30 +12,16 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/resnet.h"
-#include "invattn/train/checkpoint.h"
-#include "run_tool.h"
-#include "tests/io/file_fixture.h"
+#include "tests/cli/training_test.h"
 
 namespace invattn::test {
 namespace {
 
-class Detect : public FileTest {
+class Detect : public TrainingTest {
  protected:
-  ToolResult run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), "detect");
-    return run_tool(arguments, {}, folder.string());
-  }
-
-  /// A training of a tiny detector, in the test's folder.
-  ToolResult train(const std::string& out, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"train", "--out", out, "--device", "cpu", "--threads", "1"};
-    for (const char* assignment : {"train_images=8", "test_images=4", "batch=4", "epochs=2", "report_every=1", "network.size=64",
-                                   "network.channels=4", "network.backbone.width=2", "evaluation.inverse_images=2", "measured_images=4"}) {
-      arguments.insert(arguments.end(), {"--set", assignment});
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(arguments);
-  }
+  Detect()
+      : TrainingTest("detect", {"train_images=8", "test_images=4", "batch=4", "epochs=2", "report_every=1", "network.size=64",
+                                "network.channels=4", "network.backbone.width=2", "evaluation.inverse_images=2", "measured_images=4"}) {}
 
   /// Pairs as CAMO has them, in `name`/train and `name`/test.
   void make_pairs(const std::string& name) const {
@@ -51,11 +36,6 @@ class Detect : public FileTest {
     }
   }
 };
-
-void expect(const ToolResult& result, int code, const std::string& text) {
-  EXPECT_EQ(result.exit_code, code) << result.out << result.err;
-  EXPECT_NE((code == 0 ? result.out : result.err).find(text), std::string::npos) << result.out << result.err;
-}
 
 TEST_F(Detect, TrainsEvaluatesPredictsAndInverts) {
   make_pairs("pairs");
@@ -203,17 +183,7 @@ TEST_F(Detect, ResumesToTheSameBits) {
   ASSERT_EQ(train("parts", constant).exit_code, 0);
   const auto resumed = run({"train", "--resume", "--out", "parts", "--set", "epochs=4", "--device", "cpu", "--threads", "1"});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  const auto expected = load_checkpoint(folder / "whole/checkpoint.safetensors").tensors;
-  const auto actual = load_checkpoint(folder / "parts/checkpoint.safetensors").tensors;
-  ASSERT_EQ(actual.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
-  const auto metrics = [this](const std::string& out) {
-    std::string lines;
-    std::ifstream in(folder / out / "metrics.jsonl");
-    for (std::string line; std::getline(in, line);) lines += line.substr(0, line.find("\"seconds\"")) + "\n";
-    return lines;
-  };
-  EXPECT_EQ(metrics("parts"), metrics("whole"));
+  expect_same_training("parts", "whole");
 }
 
 TEST_F(Detect, StopsAtTheTimeLimitAndGoesOn) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "invattn/nn/residual.h"
 #include "invattn/ops/attention_inverse.h"
 #include "invattn/ops/kernels.h"
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -28,9 +28,7 @@ using Case = std::tuple<at::DeviceType, AttentionKind, Normalization>;
 
 class FastInverse : public ::testing::TestWithParam<Case> {
  protected:
-  void SetUp() override {
-    if (device() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
-  }
+  void SetUp() override { testing::skip_without(device()); }
   at::DeviceType device() const { return std::get<0>(GetParam()); }
 
   InvertibleAttention block(int64_t channels, at::ScalarType type = at::kFloat) const {

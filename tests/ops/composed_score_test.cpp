@@ -2,11 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -19,9 +19,7 @@ using Map = AttentionBranch::Map;
 
 class ComposedScores : public ::testing::TestWithParam<at::DeviceType> {
  protected:
-  void SetUp() override {
-    if (GetParam() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
-  }
+  void SetUp() override { testing::skip_without(GetParam()); }
   at::Tensor draw(at::IntArrayRef shape, int64_t seed, at::ScalarType type) const { return random(shape, seed, type).to(GetParam()); }
 };
 

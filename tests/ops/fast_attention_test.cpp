@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -20,6 +19,7 @@
 #include "invattn/ops/kernel_calls.h"
 #include "invattn/ops/kernels.h"
 #include "invattn/ops/response_attention.h"
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -72,7 +72,8 @@ using Case = std::tuple<at::DeviceType, Score, Response, Normalization>;
 class FastAttention : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (device() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+    testing::skip_without(device());
+    if (IsSkipped()) return;
     if (!fast_obstacle(make_inputs(map().score, {1, 2, 3, 4}, 1, options(at::kFloat)), map()).empty()) {
       GTEST_SKIP() << "left to the reference: " << fast_obstacle(make_inputs(map().score, {1, 2, 3, 4}, 1, options(at::kFloat)), map());
     }

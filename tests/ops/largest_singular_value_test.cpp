@@ -1,13 +1,13 @@
 #include "invattn/ops/largest_singular_value.h"
 
 #include <ATen/ATen.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -21,9 +21,7 @@ using testing::random;
 
 class LargestSingularValue : public ::testing::TestWithParam<at::DeviceType> {
  protected:
-  void SetUp() override {
-    if (GetParam() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
-  }
+  void SetUp() override { testing::skip_without(GetParam()); }
   at::Tensor here(const at::Tensor& matrix) const { return matrix.to(GetParam()); }
 };
 
@@ -83,7 +81,7 @@ TEST_P(LargestSingularValue, NotContiguous) {
 }
 
 TEST(LargestSingularValueOnADevice, cuda_WhatIsNotANumberStaysOne) {
-  if (at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+  if (!testing::has_gpu()) GTEST_SKIP() << "needs a GPU, and there is none";
   auto matrix = random({4, 4}, 5, at::kFloat);
   matrix[2][3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_TRUE(largest_singular_value(matrix.to(at::kCUDA)).isnan().item<bool>());

@@ -11,11 +11,14 @@
 #include "invattn/report/report.h"
 #include "tests/io/file_fixture.h"
 #include "tests/report/fake_run.h"
+#include "tests/report/page_text.h"
 
 namespace invattn {
 namespace {
 
+using test::count;
 using test::FakeDensity;
+using test::replace_in;
 
 class DensityReport : public FileTest {
  protected:
@@ -25,28 +28,9 @@ class DensityReport : public FileTest {
   }
 
   void expect_damaged(const std::filesystem::path& run, const std::string& text) const {
-    try {
-      write_report(run);
-      ADD_FAILURE() << "expected an error about " << text;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kData) << error.what();
-      expect_contains(error.what(), text);
-    }
+    expect_contains(error_of([&] { write_report(run); }), text);
   }
 };
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
-}
-
-void replace_in(const std::filesystem::path& path, const std::string& old_text, const std::string& new_text) {
-  std::string text = read_plainly(path);
-  const std::size_t at = text.find(old_text);
-  ASSERT_NE(at, std::string::npos) << old_text << " is not in " << path;
-  write_plainly(path, text.replace(at, old_text.size(), new_text));
-}
 
 TEST_F(DensityReport, WritesTablesFiguresAndPage) {
   const auto run = made({});

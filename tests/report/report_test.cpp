@@ -18,11 +18,14 @@
 #include "invattn/report/pictures.h"
 #include "tests/io/file_fixture.h"
 #include "tests/report/fake_run.h"
+#include "tests/report/page_text.h"
 
 namespace invattn {
 namespace {
 
+using test::count;
 using test::FakeRun;
+using test::replace_in;
 
 class ReportTest : public FileTest {
  protected:
@@ -42,19 +45,6 @@ class ReportTest : public FileTest {
     return folder / name;
   }
 };
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
-}
-
-void replace_in(const std::filesystem::path& path, const std::string& old_text, const std::string& new_text) {
-  std::string text = read_plainly(path);
-  const std::size_t at = text.find(old_text);
-  ASSERT_NE(at, std::string::npos) << old_text << " is not in " << path;
-  write_plainly(path, text.replace(at, old_text.size(), new_text));
-}
 
 TEST_F(ReportTest, WritesTablesFiguresAndPage) {
   const auto run = made({});

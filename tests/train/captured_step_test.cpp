@@ -1,7 +1,6 @@
 #include "invattn/train/captured_step.h"
 
 #include <ATen/ATen.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,6 +12,7 @@
 #include "invattn/nn/guard.h"
 #include "invattn/nn/residual.h"
 #include "invattn/train/optimizer.h"
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn::test {
@@ -23,9 +23,7 @@ using testing::random;
 
 class Captured : public ::testing::TestWithParam<at::DeviceType> {
  protected:
-  void SetUp() override {
-    if (GetParam() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
-  }
+  void SetUp() override { testing::skip_without(GetParam()); }
   at::Device device() const { return {GetParam(), static_cast<c10::DeviceIndex>(GetParam() == at::kCUDA ? 0 : -1)}; }
   bool captures() const { return GetParam() == at::kCUDA && kBuiltWithCuda; }
 };

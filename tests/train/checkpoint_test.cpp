@@ -78,13 +78,13 @@ struct Training {
   Checkpoint checkpoint() {
     Checkpoint result;
     add_training(result, *network, optimizer);
-    for (const auto& [name, tensor] : guard.state()) result.tensors.emplace("guard." + name, tensor);
+    add_guard(result, guard);
     return result;
   }
 
   void restore(const Checkpoint& from) {
     restore_training(from, *network, optimizer, "test");
-    guard.restore(tensors_below(from.tensors, "guard."));
+    restore_guard(from, guard);
   }
 };
 

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+
+// What the trainings of flows and of detectors have in common.
+namespace invattn {
+
+/// Which images each step takes. The order of an epoch follows from its number, so that nothing of it has to be saved; the last images of
+/// one that do not fill a batch are left to another epoch. Images that are fewer than a batch are taken several times.
+class Batches {
+ public:
+  Batches(int64_t images, int64_t batch, int64_t seed, at::Device device);
+
+  int64_t per_epoch() const;
+
+  /// Sets `numbers` to those of the step.
+  void choose(int64_t step);
+
+  /// (batch) int64 on the device, always in the same place.
+  const at::Tensor& numbers() const { return numbers_; }
+
+ private:
+  int64_t images_;
+  int64_t seed_;
+  at::Tensor numbers_;
+  at::Tensor order_;  // of the epoch
+  int64_t epoch_ = -1;
+};
+
+/// How many weights a network has.
+int64_t parameter_count(const torch::nn::Module& network);
+
+}  // namespace invattn
