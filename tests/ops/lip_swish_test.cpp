@@ -67,7 +67,7 @@ std::vector<at::Tensor> expected_of(const at::Tensor& x_value, const at::Tensor&
   const auto value = composed(x, b, pair);
   const auto first = torch::autograd::grad({value}, {x, b}, {u}, true, true);
   const auto second = torch::autograd::grad({first[0]}, {u, x, b}, {v}, true);
-  const auto pushed = second[0];
+  const auto& pushed = second[0];
   std::vector<at::Tensor> result{value, first[0], pushed, first[0], first[1], second[0], second[1], second[2]};
   for (auto& tensor : result) tensor = tensor.detach();
   return result;
@@ -90,7 +90,9 @@ class LipSwish : public ::testing::TestWithParam<std::tuple<at::DeviceType, Kern
 TEST_P(LipSwish, IsTheFormulaWithAllItsDerivatives) {
   const std::vector<std::vector<int64_t>> shapes{{2, 3, 5, 7},   {1, 1, 1, 1}, {3, 8, 4, 4}, {2, 5},
                                                  {1, 7, 37, 41}, {5, 2, 1, 3}, {0, 3, 4, 4}};
-  for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-13}, std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 1e-2}}) {
+  for (const auto& precision : {std::pair{at::kDouble, 1e-13}, std::pair{at::kFloat, 2e-6}, std::pair{at::kBFloat16, 1e-2}}) {
+    const auto type = precision.first;
+    const double tolerance = precision.second;
     for (const auto& shape : shapes) {
       for (const bool pair : {false, true}) {
         for (const double b : {-2.0, -0.43, 3.0, 25.0}) {
