@@ -86,6 +86,7 @@ TEST(Recompute, PartsWithinPartsKeepTheirProbesToo) {
   const auto gradients_of = [](bool outside, bool inside) {
     at::manual_seed(2);
     std::vector<Bijection> blocks;
+    blocks.reserve(3);
     for (int i = 0; i < 3; ++i) {
       blocks.push_back(
           InvertibleResidual(std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .height = 4, .width = 4, .hidden = 6}))
