@@ -46,7 +46,6 @@ constexpr const char* kOrigin = "density";
 constexpr int kBackOffs = 3;        // times that a training that went astray starts again from its last checkpoint
 constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
 constexpr int64_t kPlanePixels = 200;
-constexpr int64_t kTracedStep = 5;  // of a process, or soon after: everything is loaded and tried by then
 
 /// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient; and the largest local constant since the last
 /// report.
@@ -60,7 +59,7 @@ class Training {
         folder_(run.run.folder),
         device_(run.run.device),
         plane_(plane_of(options.data).has_value()),
-        to_trace_(!run.trace.empty()) {
+        trace_(run.trace) {
     open_folder();
     auto data = load_training_data(options);
     validation_ = std::move(data.validation);
@@ -173,16 +172,16 @@ class Training {
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 24;
     const bool guarded = guard_->due(step_, options_.batch);
-    if (to_trace_ && number >= kTracedStep && (guarded || guard_->size() == 0)) {
-      trace_work(run_.trace, [&] {
+    if (trace_.due(number) && (guarded || guard_->size() == 0)) {
+      const auto timeline = trace_.run([&] {
         work(terms, guarded);
         finite();  // waits
       });
-      progress_.keep("Timeline of a step in " + run_.trace.string());
-      to_trace_ = false;
+      progress_.keep("Timeline of a step in " + timeline.string());
       return;
     }
-    const bool captured = !to_trace_ && options_.capture && options_.log_det.estimator != DensityEstimator::kExact && terms <= kManyTerms;
+    const bool captured =
+        !trace_.pending() && options_.capture && options_.log_det.estimator != DensityEstimator::kExact && terms <= kManyTerms;
     if (!captured) {
       work(terms, guarded);
       return;
@@ -391,8 +390,8 @@ class Training {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Guard> guard_;
   std::optional<Batches> batches_;
-  at::Tensor sums_;                                                          // (kFigures), since the last report
-  bool to_trace_;                                                            // a timeline is wanted and not yet written
+  at::Tensor sums_;  // (kFigures), since the last report
+  StepTrace trace_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks
   int64_t step_ = 0;
   double seconds_ = 0;                                        // of training, over all processes

@@ -38,7 +38,6 @@ using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
 constexpr int64_t kMeasuredBatch = 8;
-constexpr int64_t kTracedStep = 5;  // of a process, or soon after: everything is loaded and tried by then
 
 /// What a step adds up, on the device: cross-entropy and penalty; and the largest local constant since the last report.
 enum Figure { kLoss, kPenalty, kLargest, kFigures };
@@ -95,21 +94,20 @@ class Training {
     progress_.keep("Training " + std::string(to_string(options_.network.variant)) + " on " + std::to_string(train_.size(0)) + " images, " +
                    std::to_string(parameter_count(*detector_)) + " weights, " + std::to_string(guard_->size()) +
                    " guarded attention blocks, on " + device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
-    bool to_trace = !run_.trace.empty();
+    StepTrace trace(run_.trace);
     while (step_ < steps()) {
       batches_->choose(step_);
       set_learning_rate();
       // So that nothing of it has to be remembered.
       at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step_)));
       const bool guarded = guard_->due(step_, options_.batch);
-      if (to_trace && step_ - first >= kTracedStep && (guarded || guard_->size() == 0)) {
-        trace_work(run_.trace, [&] {
+      if (trace.due(step_ - first) && (guarded || guard_->size() == 0)) {
+        const auto timeline = trace.run([&] {
           work(guarded);
           require_finite();  // waits
         });
-        progress_.keep("Timeline of a step in " + run_.trace.string());
-        to_trace = false;
-      } else if (to_trace) {
+        progress_.keep("Timeline of a step in " + timeline.string());
+      } else if (trace.pending()) {
         work(guarded);
       } else {
         (guarded ? guarded_step : step)();

@@ -16,9 +16,9 @@ struct ReportSummary {
 };
 
 /// Reads a run folder of `reconstruct` (results.json, cells/), `density train` (results.json, metrics.jsonl, evaluation.json, samples/) or
-/// `detect train` (results.json, pictures.safetensors), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works on a reconstruction that is under way: a
-/// network whose folder is not there yet has no pictures and charts, and the page says so. Files that are missing or damaged otherwise are
-/// an Error(kData) that names the file.
+/// `detect train` (results.json, pictures.safetensors), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or
+/// nothing. Works on a reconstruction that is under way: a network whose folder is not there yet has no pictures and charts, and the page
+/// says so. Files that are missing or damaged otherwise are an Error(kData) that names the file.
 ReportSummary write_report(const std::filesystem::path& run);
 
 /// One page of several runs of one experiment. Their networks stand side by side; where two runs hold the same network, they are named after

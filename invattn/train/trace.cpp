@@ -10,7 +10,8 @@
 
 namespace invattn {
 
-void trace_work(const std::filesystem::path& path, const std::function<void()>& work) {
+std::filesystem::path StepTrace::run(const std::function<void()>& step) {
+  auto path = std::exchange(path_, {});
   using torch::profiler::impl::ActivityType;
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   std::set<ActivityType> activities{ActivityType::CPU};
@@ -18,7 +19,7 @@ void trace_work(const std::filesystem::path& path, const std::function<void()>& 
   torch::autograd::profiler::prepareProfiler(config, activities);
   torch::autograd::profiler::enableProfiler(config, activities);
   try {
-    work();
+    step();
   } catch (...) {
     torch::autograd::profiler::disableProfiler();
     throw;
@@ -29,6 +30,7 @@ void trace_work(const std::filesystem::path& path, const std::function<void()>& 
   if (!std::filesystem::exists(path)) {
     fail(ErrorKind::kData, path.string(), "expected to write a timeline there, which failed. Choose a folder that exists and has room.");
   }
+  return path;
 }
 
 }  // namespace invattn

@@ -101,6 +101,10 @@ TEST_F(Detect, ATimelineShowsAStepInWhichTheGuardLooks) {
   EXPECT_EQ(guards, 1U) << "one step";
   expect(train("plain", longer), 0, "S-measure");
   EXPECT_EQ(read_plainly(folder / "run/model.safetensors"), read_plainly(folder / "plain/model.safetensors"));
+
+  auto nowhere = longer;
+  nowhere.insert(nowhere.end(), {"--trace", "no/such/folder/step.json"});
+  expect(train("other", nowhere), 4, "expected to write a timeline");
 }
 
 TEST_F(Detect, ComparesRuns) {

@@ -257,7 +257,7 @@ TEST(FastKernels, WhatTheyDoNotCoverIsAnErrorOnlyWhereTheyAreDemanded) {
 
 // Torch's switch for products in TF32: many values go by it, forward and derivatives as the forward pass found it; FullPrecision turns it off.
 TEST(FastKernels, cuda_ProductsAreInTf32WhereTorchAllowsThem) {
-  if (at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+  if (!testing::has_gpu()) GTEST_SKIP() << "needs a GPU, and there is none";
   const FullPrecision as_it_was;  // restores the switch at the end
   for (const int64_t depth : {8, 32}) {
     const ResponseMap map{Score::kProduct, Response::kExponential, Normalization::kBalanced, 1};

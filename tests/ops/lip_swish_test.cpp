@@ -1,7 +1,6 @@
 #include "invattn/ops/lip_swish.h"
 
 #include <ATen/ATen.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +10,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/ops/kernels.h"
+#include "tests/support/devices.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -76,7 +76,7 @@ std::vector<at::Tensor> expected_of(const at::Tensor& x_value, const at::Tensor&
 class LipSwish : public ::testing::TestWithParam<std::tuple<at::DeviceType, Kernels>> {
  protected:
   void SetUp() override {
-    if (device() == at::kCUDA && at::detail::getCUDAHooks().getNumGPUs() == 0) GTEST_SKIP() << "needs a GPU, and there is none";
+    testing::skip_without(device());
     before_ = chosen_kernels();
     use_kernels(std::get<1>(GetParam()));
   }
