@@ -256,10 +256,10 @@ double largest_logarithm(const AttentionProblem& problem, const Inputs<T>& input
   return response + 2 * std::log(static_cast<double>(problem.positions));
 }
 
-/// What is allowed beside twice the error of the plain version, which is a random number and sometimes luckily small: the roundings of the
-/// largest terms that cancel in a result (`condition`, below) and, for `all`, of the one logarithm that scales the whole map. Ordinary cases
-/// are then held to 1e-6 to 1e-5. A term left out shows as 1e-2 and more, one TF32 product in place of three as 2e-4 of the largest terms:
-/// both stay far outside.
+/// What is allowed beside twice the error of the plain version, which is a random number and sometimes luckily small: where a result is
+/// nothing but what its terms leave when they cancel, their roundings (`condition`, below); and where nothing or one logarithm divides the
+/// whole map (`count`, `all`), those of the largest exponent. A term left out shows as 1e-2 and more, one TF32 product in place of three as
+/// 3e-4 (check_tf32): far outside what ordinary cases are allowed, which is the last number of their line.
 /// rounded: scores may be off by a rounding, however large they are, and results by that of their largest terms, however much cancels: the
 /// bounds of the tests of the CPU kernels, which the table was made for.
 template <class T>
@@ -297,9 +297,11 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
     }
   }
   {
-    const auto condition = [](double term, const auto& exact) {
-      const double length = length_of(exact);
-      return term * std::sqrt(static_cast<double>(exact.size())) / (length > 0 ? length : 1);
+    const bool everywhere = rounded || c.problem.score == Score::kSum;  // else only where nothing is left of the terms
+    const auto condition = [&](double term, const auto& exact) {
+      const double length = length_of(exact), terms = term * std::sqrt(static_cast<double>(exact.size()));
+      if (!everywhere && length > 1e-5 * terms) return 0.0;
+      return terms / (length > 0 ? length : 1);
     };
     errors[2].condition = condition(reference.query_term, reference.query);
     errors[3].condition = condition(reference.key_term, reference.key);
@@ -313,14 +315,16 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
   std::printf("%-22s %-6s %-8s %-8s B%ld D%ld V%ld N%-5ld", c.name, sizeof(T) == 4 ? "float" : "double",
               kResponses[int(c.problem.response)], kNormalizations[int(c.problem.normalization)], long(c.problem.batch),
               long(c.problem.depth), long(c.problem.values), long(c.problem.positions));
-  // Where the plain version happens to be nearly exact. For `all` one rounded logarithm scales the whole map: its last bits are luck.
+  // Where the plain version happens to be nearly exact.
   // In double the logarithms of sums have no more digits than the scores, and one dominating score does not cancel exactly.
   double floor = sizeof(T) == 8 ? 1e-13 : 1e-6;
-  if (sizeof(T) == 4 && c.problem.normalization == Normalization::kAll) {
+  const bool whole = c.problem.normalization == Normalization::kAll || c.problem.normalization == Normalization::kCount;
+  if (sizeof(T) == 4 && whole) {
     floor = std::clamp(std::numeric_limits<float>::epsilon() * (1 + largest_logarithm(c.problem, inputs)), 2e-6, 1e-4);
   }
   if (rounded && sizeof(T) == 8) floor = std::max(floor, 64 * std::numeric_limits<double>::epsilon() * largest_score(c.problem, inputs));
   bool ok = true;
+  double widest = 0;
   for (const auto& e : errors) {
     // The sum score adds the terms of a gradient up separately, by sorted sums that run through all positions, and subtracts the totals:
     // where they cancel (a relu column that holds one tiny score has terms of its inverse, and a gradient of zero) every entry has the
@@ -330,10 +334,13 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
     const double rounding = 4 * epsilon * e.condition;
     // Where not even the plain version has a digit right, the exact result is what cancellation left of larger terms, or lies below the
     // smallest float: there is nothing to compare but that it is finite.
-    const bool good = e.kernel <= std::max({2 * e.plain, floor, rounding}) || (e.plain > 0.1 && std::isfinite(e.kernel));
+    const double allowed = std::max({2 * e.plain, floor, rounding});
+    const bool good = e.kernel <= allowed || (e.plain > 0.1 && std::isfinite(e.kernel));
+    widest = std::max(widest, allowed);
     ok = ok && good;
     std::printf(" %s %.1e/%.1e%s", e.what, e.kernel, e.plain, good ? "" : " !!");
   }
+  std::printf(" allowed %.1e", widest);
   const auto before = buffers.results();
   buffers.all();
   if (!same(before, buffers.results())) {
@@ -365,7 +372,7 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
                                       error_of(rough.second_value.host(), exact.second_value),
                                       error_of(rough.second_query.host(), exact.second_query),
                                       error_of(rough.second_key.host(), exact.second_key)};
-  bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3;
+  bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3 && *std::min_element(errors.begin(), errors.end()) > 1e-4;
   const auto precise = full.results(), results = rough.results();
   for (size_t a = 0; a < results.size(); ++a) ok = ok && results[a] != precise[a];
   rough.all();
@@ -604,7 +611,9 @@ void test(bool small, unsigned seed, int multiprocessors) {
           {problem(batch, depth, values, positions, response, normalization, 0.8), spread, "deep, matrix", offset, shared, shared}, ++seed,
           multiprocessors);
     };
-    for (const auto response : {kExp, kElu, kRelu}) deep(2, 32, 32, 67, response, 0.3);
+    deep(2, 32, 32, 67, kExp, 0.3);
+    if (normalization == Normalization::kBalanced) deep(1, 32, 32, 67, kElu, 0.3);
+    if (normalization == Normalization::kBalanced) deep(1, 32, 32, 67, kRelu, 0.3);
     deep(1, 17, 40, 133, kExp, 0.4);
     deep(1, 32, 32, 70, kExp, 0.5, 0, true);
     if (normalization == Normalization::kCount) continue;

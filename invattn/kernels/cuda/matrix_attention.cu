@@ -1,14 +1,18 @@
-// The passes over all pairs that touch the values, on the matrix units, for 16 values and more (float32, D <= 16).
+// The passes over all pairs that touch the values, on the matrix units, for 16 values and more (float32).
 //
 // A warp has 16 or 32 owners and walks over the others 8 at a time. Lane 4 g + t works out the pairs of the owners g and g + 8 (of each 16)
-// with the others 2 t and 2 t + 1, scores and exponentials by the same instructions as everywhere (pairs.cuh), and those are just the entries
-// that it has to hold for multiply_matrices: of the left factor where weights meet the others' channels, if slot t of the 8 is given to the
-// other 2 t and slot t + 4 to 2 t + 1, and of the sums where the owners' channels meet the others'. So nothing is exchanged between lanes.
-// The others' channels lie in shared memory in the order in which the lanes want them.
+// with the others 2 t and 2 t + 1, and those are just the entries that it has to hold for multiply_matrices: of the left factor where weights
+// meet the others' channels, if slot t of the 8 is given to the other 2 t and slot t + 4 to 2 t + 1, and of the sums where the owners'
+// channels meet the others'. So nothing is exchanged between lanes. The others' channels lie in shared memory in the order in which the lanes
+// want them.
 //
 // Matrix units take 11 digits of a float. Every factor is the sum of two such numbers, and three of the four products are added up
 // ("3xTF32"): what is missing is 2^-22 of a term. They round sums towards zero, which over thousands of positions would show: after 12 products
-// the sum goes to another one by ordinary addition.
+// the sum goes to another one by ordinary addition. With Launch::tf32 channels and weights have one part, and there is one product.
+//
+// Scores of up to 16 numbers are computed by the same instructions as everywhere (pairs.cuh). Deeper ones, and with Launch::tf32 all, are
+// three products of the matrix units, too, in an order that is the same from both sides. They differ from the loop's in the last digits, which
+// for scores of 1e6 is everything: so the sums that weights are divided by, and their changes, come from the same products (MatrixSums).
 //
 // Instructions per pair, D 8, V 32, exp, read off the code for sm_90 (an H200 does one for all pairs of N = 7,744 in 1.79 us; the units take 4
 // to 8 cycles of their own for a product, and a number read from shared memory holds all four schedulers for a cycle):
@@ -18,12 +22,17 @@
 //   change of A         52 (of the gradient of F: 44); change of a gradient of q or k 67 (balanced: 81), 82 of shared memory. Plain, the
 //                       latter: 196, and 464 of shared memory.
 // So forward has a floor of 0.066 ms there, vjp of 0.147, hvp of 0.50.
+// With tf32 the product has 11.5 and 6 to fill shared memory, 7 to 14 cycles of the units. D 32, V 32: the units have 24 to 48 cycles for the
+// product and 36 to 72 for a gradient, with tf32 16 to 32 and 20 to 40.
 //
 // Versions (1 sample of 7,744 positions, D 8, V 32, exp, columns; forward, vjp, jvp, hvp in ms on an H200):
 //   0  large_attention.cu without this: 0.238, 0.700, 0.534, 2.79
 //   1  this: 0.203, 0.536, 0.383, 1.62. D 16, V 64, balanced: 0.494, 1.57, 1.91, 6.96 in place of 0.920, 3.70, 3.21, 15.1. 6 samples of 484
 //      positions: 0.043, 0.116, 0.071, 0.257 in place of 0.176, 0.605, 0.450, 0.293. For 12 values of depth 12 (9,701 positions, balanced) it does
 //      not pay: 0.219, 0.763, 0.746, 2.67, where the plain passes take 0.204, 0.628, 0.730, 2.65.
+//      Three times the floor. The code says why: to fill shared memory it waited for every pair of reads before the next, five times for each
+//      of four steps, since a write to shared memory might change what is read after it.
+//   2  All reads of a step before its writes, a tile ahead of the work, into the other of two places; depths up to 32; tf32. Not measured yet.
 
 #include "invattn/kernels/cuda/matrix_attention.h"
 
@@ -50,6 +59,7 @@ struct Means {
 //   kValueTiles       of 8 values
 //   kDots, kOwnedDots arrays of channels, of the other and of the owner, whose products with the other side's a pair needs
 //   kSets, kSumTiles  arrays of the other that are summed up with weights, and tiles of 8 of their channels
+//   low, scale        of the channels that are summed: what has to be read for it, and it
 
 /// sum over others of R X, as Product.
 template <class M, int kTiles, Response kResponse>
@@ -58,11 +68,14 @@ struct MatrixProduct : M, Product<float, M::kPairDepth, 0, kResponse> {
   static constexpr int kOwnerTiles = 2, kDots = 0, kOwnedDots = 0, kSets = 1, kValueTiles = kTiles, kSumTiles = kTiles;
   static constexpr bool kChanges = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.channels; }
-  static __device__ float scale(const FloatSide& side, int64_t position) {
+  static __device__ float low(const FloatSide& side, int64_t position) {
+    return Pair::kFactor == 1 || side.sums == nullptr ? 0.0F : side.sums[position * side.sums_stride + side.sums_low];
+  }
+  static __device__ float scale(const FloatSide& side, float low) {
     if constexpr (Pair::kFactor == 1) return side.channels_scale;
-    float divisor[2];
-    load_divisor<float, kResponse>(divisor, side, position);
-    return side.channels_scale * exp_of(0.0F, divisor[1]);
+    float exponent, beside;
+    Phi<float, kResponse>::divisor(0.0F, low, side.share, side.constant, exponent, beside);
+    return side.channels_scale * exp_of(0.0F, beside);
   }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float /*change*/,
                                                const float* /*products*/, float* weights) {
@@ -78,7 +91,8 @@ struct MatrixProductChange : M, ProductChange<float, M::kPairDepth, 0, kResponse
                        kSumTiles = kTiles;
   static constexpr bool kChanges = true;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.channels : side.channel_tangents; }
-  static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
+  static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
+  static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float change, const float* /*products*/,
                                                float* weights) {
     float weight;
@@ -95,7 +109,8 @@ struct MatrixScoreGradient : M, ScoreGradient<float, M::kPairDepth, 0, kResponse
                        kSumTiles = M::kVectorTiles;
   static constexpr bool kChanges = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.vector; }
-  static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
+  static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
+  static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float /*change*/, const float* products,
                                                float* weights) {
     weights[0] = Pair::gradient(owner, other, score, products[0]);
@@ -110,7 +125,8 @@ struct MatrixScoreGradientChange : M, ScoreGradientChange<float, M::kPairDepth, 
                        kValueTiles = kTiles, kSumTiles = M::kVectorTiles;
   static constexpr bool kChanges = true;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.vector : side.tangent; }
-  static __device__ float scale(const FloatSide& /*side*/, int64_t /*position*/) { return 1; }
+  static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
+  static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
   static __device__ __forceinline__ void weigh(const float* owner, const float* other, float score, float change, const float* products,
                                                float* weights) {
     Pair::gradients(owner, other, score, change, products[0], products[1], weights[1], weights[0]);
@@ -177,27 +193,51 @@ struct Owned {
   }
 };
 
-/// Channels of the 8 others from `first` on, behind `end` those of the last, to where the lanes read them as right factors of Owned's.
-template <int kTiles, class Right>
-__device__ __forceinline__ void put_others(const float* channels, int count, float scale, int64_t positions, int64_t first, int64_t end,
-                                           int g, int t, Right* to) {
-  const int64_t position = first + g < end ? first + g : end - 1;
+/// Channels of 8 others on their way from global to shared memory, as the lanes read them as right factors of Owned's. Two steps: what is
+/// written might lie where the next number is read, for all that the compiler knows, and then every read waits for the one before.
+template <int kTiles>
+struct Fetched {
+  float numbers[kTiles][2];
+
+  /// Of the others from `first` on, behind `end` of the last.
+  __device__ __forceinline__ void fetch(const float* channels, int count, int64_t positions, int64_t first, int64_t end, int g, int t) {
+    const int64_t position = first + g < end ? first + g : end - 1;
 #pragma unroll
-  for (int v = 0; v < kTiles; ++v) {
-    put(to[v * 32], channel_of(channels, count, positions, 8 * v + t, position, end) * scale,
-        channel_of(channels, count, positions, 8 * v + t + 4, position, end) * scale);
+    for (int v = 0; v < kTiles; ++v) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) numbers[v][e] = channel_of(channels, count, positions, 8 * v + t + 4 * e, position, end);
+    }
   }
-}
+  /// The others are in pairs: of each tile one channel of two of them, zero behind the end.
+  __device__ __forceinline__ void fetch_pairs(const float* channels, int count, int64_t positions, int64_t first, int64_t end, int g,
+                                              int t) {
+#pragma unroll
+    for (int v = 0; v < kTiles; ++v) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) numbers[v][e] = channel_of(channels, count, positions, 8 * v + g, first + 2 * t + e, end);
+    }
+  }
+  template <class Right>
+  __device__ __forceinline__ void store(float first_scale, float second_scale, Right* to) const {
+#pragma unroll
+    for (int v = 0; v < kTiles; ++v) put(to[v * 32], numbers[v][0] * first_scale, numbers[v][1] * second_scale);
+  }
+};
 
 /// Products of the owners' vectors with 8 others': numbers as good as a loop's and, as those, the same whichever side owns. (owner's half,
-/// other) are the sums 2 * half + other.
+/// other) are the sums 2 * half + other. At most two products go to one sum of the high parts, each cut off and not rounded.
 template <int kOwnerTiles, int kTiles>
 __device__ __forceinline__ void exact_products(const Owned<kOwnerTiles, kTiles, false>& left, const float4* right, float (*products)[4]) {
-  float left_low[kOwnerTiles][4], right_low[kOwnerTiles][4];
+  constexpr int kSums = (kTiles + 1) / 2;
+  float high[kOwnerTiles][kSums][4], left_low[kOwnerTiles][4], right_low[kOwnerTiles][4];
 #pragma unroll
   for (int m = 0; m < kOwnerTiles; ++m) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) products[m][e] = left_low[m][e] = right_low[m][e] = 0;
+    for (int e = 0; e < 4; ++e) {
+      left_low[m][e] = right_low[m][e] = 0;
+#pragma unroll
+      for (int a = 0; a < kSums; ++a) high[m][a][e] = 0;
+    }
   }
 #pragma unroll
   for (int v = 0; v < kTiles; ++v) {
@@ -206,13 +246,17 @@ __device__ __forceinline__ void exact_products(const Owned<kOwnerTiles, kTiles, 
     for (int m = 0; m < kOwnerTiles; ++m) {
       multiply_matrices(left_low[m], left.low[m][v], other.x, other.y);
       multiply_matrices(right_low[m], left.high[m][v], other.z, other.w);
-      multiply_matrices(products[m], left.high[m][v], other.x, other.y);
+      multiply_matrices(high[m][v / 2], left.high[m][v], other.x, other.y);
     }
   }
 #pragma unroll
   for (int m = 0; m < kOwnerTiles; ++m) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) products[m][e] += left_low[m][e] + right_low[m][e];
+    for (int e = 0; e < 4; ++e) {
+      products[m][e] = left_low[m][e] + right_low[m][e];
+#pragma unroll
+      for (int a = 0; a < kSums; ++a) products[m][e] += high[m][a][e];
+    }
   }
 }
 
@@ -226,14 +270,19 @@ struct MatrixScores {
     vector.load(side.vector, shape.depth, 1.0F, shape.positions, first_owner, g, t);
     if constexpr (kChanges) tangent.load(side.tangent, shape.depth, 1.0F, shape.positions, first_owner, g, t);
   }
-  /// The others of a step; `to`: the step's.
-  static __device__ __forceinline__ void put_step(const FloatSide& side, const Shape<float>& shape, int64_t first, int64_t end, int lane,
-                                                  float4* to) {
-    put_others<kTiles>(side.vector, shape.depth, 1.0F, shape.positions, first, end, lane / 4, lane % 4, to + lane);
-    if constexpr (kChanges) {
-      put_others<kTiles>(side.tangent, shape.depth, 1.0F, shape.positions, first, end, lane / 4, lane % 4, to + kTiles * 32 + lane);
+  /// The others of a step.
+  struct Others {
+    Fetched<kTiles> vector, tangent;
+    __device__ __forceinline__ void fetch(const FloatSide& side, const Shape<float>& shape, int64_t first, int64_t end, int lane) {
+      vector.fetch(side.vector, shape.depth, shape.positions, first, end, lane / 4, lane % 4);
+      if constexpr (kChanges) tangent.fetch(side.tangent, shape.depth, shape.positions, first, end, lane / 4, lane % 4);
     }
-  }
+    /// `to`: the lane's, of the step.
+    __device__ __forceinline__ void store(float4* to) const {
+      vector.store(1.0F, 1.0F, to);
+      if constexpr (kChanges) tangent.store(1.0F, 1.0F, to + kTiles * 32);
+    }
+  };
   __device__ __forceinline__ void work_out(const float4* step, float (*scores)[4], float (*changes)[4]) const {
     exact_products(vector, step, scores);
     if constexpr (kChanges) {
@@ -249,17 +298,20 @@ struct MatrixScores {
   }
 };
 
+/// The others go through shared memory in tiles of one step per warp: while a tile is worked on the next is on its way, to the other of two
+/// places. Their records are few numbers, and come for several tiles at once.
 template <class Op>
 struct MatrixLayout {
   static constexpr int kOwners = kWarps * 16 * Op::kOwnerTiles;
+  static constexpr int kSteps = kWarps, kTile = 8 * kSteps;
+  static constexpr int kRecord = record_stride<float, Op>(), kRecordTiles = kTile * kRecord <= 512 ? 8 : kTile * kRecord <= 1024 ? 4 : 2;
+  static constexpr int kRecordFloats = kRecordTiles * kTile * kRecord;
   static constexpr int kScores = Op::kScoreTiles > 0 ? MatrixScores<1, Op::kScoreTiles, Op::kChanges>::kStepFloats : 0;
   static constexpr int kRight = Op::kTf32 ? 64 : 128;
-  static constexpr int kStepFloats =
-      8 * record_stride<float, Op>() + kScores + kRight * (Op::kSets * Op::kSumTiles + Op::kDots * Op::kValueTiles);
-  static constexpr int kSteps = 16 * kStepFloats * 4 <= 49152 ? 16 : 8;  // of a tile
-  static constexpr int kTile = 8 * kSteps;
+  static constexpr int kSummed = kRight * Op::kSets * Op::kSumTiles, kDotted = kRight * Op::kDots * Op::kValueTiles;  // of a step
+  static constexpr int kTileFloats = kSteps * (kScores + kSummed + kDotted);
   static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
-  static constexpr int64_t kBytes = int64_t{kSteps} * kStepFloats * 4;
+  static constexpr int64_t kBytes = int64_t{kRecordFloats + 2 * kTileFloats} * 4;
 };
 
 /// Runs Op for the block's owners from first_owner on over the others [begin, end), and calls store(owner, channel, sum) for each.
@@ -305,34 +357,51 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
     }
   }
 
-  float4* scored = reinterpret_cast<float4*>(shared + L::kTile * record_stride<float, Pair>());  // (steps, arrays, tiles, lanes)
-  Right* summed = reinterpret_cast<Right*>(scored + L::kSteps * L::kScores / 4);                 // (steps, sets, tiles, lanes)
-  Right* dots = summed + L::kSteps * Op::kSets * Op::kSumTiles * 32;                             // (steps, arrays, tiles, lanes)
-  for (int64_t start = begin; start < end; start += L::kTile) {
+  typename Scores::Others other_scores;
+  Fetched<Op::kSumTiles> other_sums[Op::kSets];
+  Fetched<kValueTiles> other_dots[Op::kDots > 0 ? Op::kDots : 1];
+  float low_of_divisor[2];
+  const auto fetch = [&](int64_t first) {  // the warp's step
+    if constexpr (kMatrixScores) other_scores.fetch(r.other, shape, first, end, lane);
+#pragma unroll
+    for (int s = 0; s < Op::kSets; ++s) other_sums[s].fetch_pairs(Op::summed(r.other, s), r.channels, n, first, end, g, t);
+#pragma unroll
+    for (int d = 0; d < Op::kDots; ++d) {
+      other_dots[d].fetch(d == 0 ? r.other.channels : r.other.channel_tangents, shape.values, n, first, end, g, t);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) low_of_divisor[e] = Op::low(r.other, first + 2 * t + e < n ? first + 2 * t + e : n - 1);
+  };
+  if (begin + 8 * warp < end) fetch(begin + 8 * warp);
+  int tile = 0;
+  for (int64_t start = begin; start < end; start += L::kTile, ++tile) {
     const int count = static_cast<int>(end - start < L::kTile ? end - start : L::kTile), steps = (count + 7) / 8;
-    // The last step is filled up with the last other, whose channels are zero there where they are summed.
-    load_records<float, Pair, kThreads>(r.other, shape, start, 8 * steps, shared, end - 1);
-    for (int step = warp; step < steps; step += kWarps) {
-      const int64_t other = start + 8 * step + 2 * t;
-      if constexpr (kMatrixScores) Scores::put_step(r.other, shape, start + 8 * step, end, lane, scored + step * (L::kScores / 4));
-      const float scale[2] = {Op::scale(r.other, other < n ? other : n - 1), Op::scale(r.other, other + 1 < n ? other + 1 : n - 1)};
+    const float* records = shared + tile % L::kRecordTiles * L::kTile * L::kRecord;
+    if (tile % L::kRecordTiles == 0) {
+      if (tile > 0) __syncthreads();
+      // The last step is filled up with the last other, whose channels are zero there where they are summed.
+      constexpr int64_t kMost = L::kRecordTiles * L::kTile;
+      const int64_t rest = (end - start + 7) / 8 * 8;
+      load_records<float, Pair, kThreads>(r.other, shape, start, static_cast<int>(rest < kMost ? rest : kMost), shared, end - 1);
+    }
+    float4* scored = reinterpret_cast<float4*>(shared + L::kRecordFloats + tile % 2 * L::kTileFloats);  // (steps, arrays, tiles, lanes)
+    Right* summed = reinterpret_cast<Right*>(scored + L::kSteps * L::kScores / 4);                      // (steps, sets, tiles, lanes)
+    Right* dots = summed + L::kSteps * Op::kSets * Op::kSumTiles * 32;                                  // (steps, arrays, tiles, lanes)
+    if (warp < steps) {
+      if constexpr (kMatrixScores) other_scores.store(scored + warp * (L::kScores / 4) + lane);
+      const float scale[2] = {Op::scale(r.other, low_of_divisor[0]), Op::scale(r.other, low_of_divisor[1])};
 #pragma unroll
       for (int s = 0; s < Op::kSets; ++s) {
-        const float* channels = Op::summed(r.other, s);
-#pragma unroll
-        for (int v = 0; v < Op::kSumTiles; ++v) {
-          put(summed[((step * Op::kSets + s) * Op::kSumTiles + v) * 32 + lane],
-              channel_of(channels, r.channels, n, 8 * v + g, other, end) * scale[0],
-              channel_of(channels, r.channels, n, 8 * v + g, other + 1, end) * scale[1]);
-        }
+        other_sums[s].store(scale[0], scale[1], summed + (warp * Op::kSets + s) * Op::kSumTiles * 32 + lane);
       }
 #pragma unroll
       for (int d = 0; d < Op::kDots; ++d) {
-        put_others<kValueTiles>(d == 0 ? r.other.channels : r.other.channel_tangents, shape.values, d == 0 ? r.other.channels_scale : 1.0F,
-                                n, start + 8 * step, end, g, t, dots + (step * Op::kDots + d) * kValueTiles * 32 + lane);
+        const float factor = d == 0 ? r.other.channels_scale : 1.0F;
+        other_dots[d].store(factor, factor, dots + (warp * Op::kDots + d) * kValueTiles * 32 + lane);
       }
     }
     __syncthreads();
+    if (start + L::kTile + 8 * warp < end) fetch(start + L::kTile + 8 * warp);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       // The products of the channels, low parts apart: (owner's half, other) are the sums 2 * half + other.
@@ -368,7 +437,7 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
       float high[kTiles][Op::kSets][4], low[kTiles][Op::kSets][4];
       {
         float other[2][Pair::kFields];
-        read_records<float, Pair, 2>(shared, 8 * step + 2 * t, 1, other);
+        read_records<float, Pair, 2>(records, 8 * step + 2 * t, 1, other);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -428,7 +497,6 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
         }
       }
     }
-    __syncthreads();
   }
 
 #pragma unroll
@@ -452,8 +520,8 @@ struct MatrixSums {
   static constexpr bool kChanges = Op::kSums == 1;
   static constexpr int kOwnerTiles = kScoreTiles == 4 && kChanges ? 1 : 2, kOwners = kWarps * 16 * kOwnerTiles;
   using Scores = MatrixScores<kOwnerTiles, kScoreTiles, kChanges>;
-  static constexpr int kSteps = 16, kTile = 8 * kSteps;
-  static constexpr int64_t kBytes = int64_t{kSteps} * Scores::kStepFloats * 4;
+  static constexpr int kSteps = kWarps, kTile = 8 * kSteps;
+  static constexpr int64_t kBytes = int64_t{2 * kSteps} * Scores::kStepFloats * 4;
 
   /// The sums of the block's owners over the others [begin, end), by store(owner, sums).
   template <class Store>
@@ -474,16 +542,19 @@ struct MatrixSums {
     Scores scores;
     scores.load(r.owner, shape, first_owner, g, t);
     constexpr int kStep = Scores::kStepFloats / 4;
-    for (int64_t start = begin; start < end; start += kTile) {
+    typename Scores::Others others;
+    if (begin + 8 * warp < end) others.fetch(r.other, shape, begin + 8 * warp, end, lane);
+    int tile = 0;
+    for (int64_t start = begin; start < end; start += kTile, ++tile) {  // as in matrix_pairs
       const int count = static_cast<int>(end - start < kTile ? end - start : kTile), steps = (count + 7) / 8;
-      for (int step = warp; step < steps; step += kWarps) {
-        Scores::put_step(r.other, shape, start + 8 * step, end, lane, shared + step * kStep);
-      }
+      float4* scored = shared + tile % 2 * kSteps * kStep;
+      if (warp < steps) others.store(scored + warp * kStep + lane);
       __syncthreads();
+      if (start + kTile + 8 * warp < end) others.fetch(r.other, shape, start + kTile + 8 * warp, end, lane);
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         float score[kOwnerTiles][4], change[kOwnerTiles][4];
-        scores.work_out(shared + step * kStep + lane, score, change);
+        scores.work_out(scored + step * kStep + lane, score, change);
         if (8 * step + 8 > count) {  // behind the last other
 #pragma unroll
           for (int m = 0; m < kOwnerTiles; ++m) {
@@ -499,7 +570,6 @@ struct MatrixSums {
           for (int h = 0; h < 2; ++h) Op::template add<2>(owner[m][h], score[m] + 2 * h, change[m] + 2 * h, sums[m][h]);
         }
       }
-      __syncthreads();
     }
     // Over the lanes of an owner.
 #pragma unroll
