@@ -23,7 +23,8 @@ struct SolverOptions {
   int64_t memory = 6;
   double mixing = 1.0;
   double regularization = 1e-10;
-  int64_t patience = 20;  // 50 for the fixed point
+  int64_t patience = 20;   // 50 for the fixed point
+  bool host_loop = false;  // the host launches every iteration: for compute-sanitizer, which does not get through WHILE nodes
 };
 
 /// The order of SampleStatus in invattn/solver/report.h.

@@ -320,7 +320,7 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
   double floor = sizeof(T) == 8 ? 1e-13 : 1e-6;
   const bool whole = c.problem.normalization == Normalization::kAll || c.problem.normalization == Normalization::kCount;
   if (sizeof(T) == 4 && whole) {
-    floor = std::clamp(std::numeric_limits<float>::epsilon() * (1 + largest_logarithm(c.problem, inputs)), 2e-6, 1e-4);
+    floor = std::clamp(std::numeric_limits<float>::epsilon() * (1 + largest_logarithm(c.problem, inputs)), 2e-6, 2e-4);
   }
   if (rounded && sizeof(T) == 8) floor = std::max(floor, 64 * std::numeric_limits<double>::epsilon() * largest_score(c.problem, inputs));
   bool ok = true;

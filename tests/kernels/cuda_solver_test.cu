@@ -1,7 +1,8 @@
 // The CUDA solver against a float64 version of the same method on the host, by each of its ways of working, and its times. A plain program,
 // so that it runs where there is no GoogleTest:
-//   cuda_solver_test [--small|--tiny] [--time] [--only-time] [--way 0|1|2]
-// --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long)
+//   cuda_solver_test [--small|--tiny] [--time] [--only-time] [--way 0|1|2] [--host-loop]
+// --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long);
+// --host-loop: no WHILE nodes, which compute-sanitizer does not get through
 // Exit code 0: every case within bounds.
 
 #include <algorithm>
@@ -28,6 +29,7 @@ using cuda::SolverPath;
 using testing::Device;
 
 int failures = 0, multiprocessors = 132, way = -1;  // way: one SolverPath only
+bool host_loop = false;
 constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, SolverPath::kKernels};
 const char* name(SolverPath path) {
   return path == SolverPath::kTwoBlocks ? "two blocks" : path == SolverPath::kOneBlock ? "one block" : "kernels";
@@ -315,6 +317,7 @@ struct Solver {
         iterations(b.problem.batch),
         status(b.problem.batch) {
     launch.multiprocessors = multiprocessors;
+    options.host_loop = options.host_loop || host_loop;
     for (const SolverPath path : kPaths) {
       const bool covered = cuda::path_covers(path, problem, channels, options);
       workspaces.push_back(
@@ -431,6 +434,12 @@ void test_reuse(SolverPath path, int64_t n) {
   expect(same(borrower, alone), std::string(name(path)) + ": a workspace used by two problems in turn");
   std::swap(borrower.workspaces, solver.workspaces);
 #ifndef INVATTN_CUDA_EMULATION
+  SolverOptions by_host = options;
+  by_host.host_loop = true;
+  Solver host(branch, y, by_host);
+  host.solve(path);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  expect(same(host, solver), std::string(name(path)) + ": the loop run by the host");
   Solver captured(branch, y, options);
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -692,6 +701,7 @@ int main(int argc, char** argv) {
     timed = timed || std::strcmp(argv[a], "--time") == 0;
     if (std::strcmp(argv[a], "--way") == 0 && a + 1 < argc) way = std::atoi(argv[a + 1]);
     tiny = tiny || std::strcmp(argv[a], "--tiny") == 0;
+    host_loop = host_loop || std::strcmp(argv[a], "--host-loop") == 0;
     only_timed = only_timed || std::strcmp(argv[a], "--only-time") == 0;
   }
 #ifndef INVATTN_CUDA_EMULATION

@@ -32,7 +32,8 @@
 //      not pay: 0.219, 0.763, 0.746, 2.67, where the plain passes take 0.204, 0.628, 0.730, 2.65.
 //      Three times the floor. The code says why: to fill shared memory it waited for every pair of reads before the next, five times for each
 //      of four steps, since a write to shared memory might change what is read after it.
-//   2  All reads of a step before its writes, a tile ahead of the work, into the other of two places; depths up to 32; tf32. Not measured yet.
+//   2  All reads of a step before its writes, a tile ahead of the work, into the other of two places; depths up to 32; tf32.
+//      A training step of a detector with four Gaussian blocks, N up to 7,744: 20.8 ms in place of 23.4.
 
 #include "invattn/kernels/cuda/matrix_attention.h"
 

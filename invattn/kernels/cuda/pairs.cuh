@@ -179,7 +179,7 @@ __device__ __forceinline__ T load_pull(const T* pull, const Side<T>& side, int64
 /// Sums of responses: two numbers (scale, sum), so that nothing overflows.
 template <class T, int kDepth, int kValues, Response kResponse>
 struct SumResponses {
-  static constexpr int kFields = kDepth, kOwned = kDepth, kSums = 2, kUnroll = kDepth <= 4 ? 8 : 2, kMostRows = 4;
+  static constexpr int kFields = kDepth, kOwned = kDepth, kSums = 2, kUnroll = kDepth <= 4 ? 8 : 2;
   using P = Phi<T, kResponse>;
 
   static __device__ void load(T* record, const Side<T>& side, const Shape<T>& shape, int64_t position) {
@@ -230,7 +230,6 @@ struct SumResponses {
 template <class T, int kCount>
 struct PlainSums {
   static constexpr int kSums = kCount, kUnroll = 1;
-  static constexpr int kMostRows = 4;  ///< owners per thread, where registers last
   static __device__ __forceinline__ void clear(T* sums) {
 #pragma unroll
     for (int a = 0; a < kCount; ++a) sums[a] = 0;
@@ -247,8 +246,6 @@ template <class T, int kDepth, int kValues, Response kResponse>
 struct Product : PlainSums<T, kValues> {
   static constexpr int kFields = kDepth + 2 + kValues - (kResponse == Response::kExponential ? 1 : 0);
   static constexpr int kFactor = kResponse == Response::kExponential ? 0 : 1;
-  // Long records: 7 reads of 16 bytes for 4 owners hold shared memory for 28 cycles of each of four warps, which issue 128 instructions.
-  static constexpr int kMostRows = kDepth > 4 ? 6 : 4;
   // exp has no factor: what is beside the exponent goes into the other's channels, and in the owner's record takes their place.
   static constexpr int kChannels = kDepth + 1 + kFactor, kOwned = kDepth + 2;
 
@@ -460,9 +457,8 @@ template <class T, class Op, int kThreads, int kOwners>
 struct LayoutFor {
   static constexpr int kBudget = (kThreads > 256 ? 96 : kThreads > 128 ? 170 : 184) / (sizeof(T) / 4);
   static constexpr bool fits(int rows) { return rows * (Op::kOwned + Op::kSums) + Op::kFields <= kBudget; }
-  static constexpr int kRows = kThreads <= 128 && Op::kMostRows >= 6 && fits(6) ? 6 : fits(4) ? 4 : fits(2) ? 2 : 1;
-  static constexpr int kWarps = kThreads / 32, kWanted = kOwners / (32 * kRows) > 0 ? kOwners / (32 * kRows) : 1;
-  static constexpr int kGroups = kWanted < kWarps ? kWanted : kWarps;
+  static constexpr int kRows = fits(4) ? 4 : fits(2) ? 2 : 1;
+  static constexpr int kWarps = kThreads / 32, kWanted = kOwners / (32 * kRows), kGroups = kWanted < kWarps ? kWanted : kWarps;
   static constexpr int kRecord = record_stride<T, Op>() * static_cast<int>(sizeof(T));
   static constexpr int kTile = 256 * kRecord <= 32768 ? 256 : 128 * kRecord <= 32768 ? 128 : 64 * kRecord <= 32768 ? 64 : 32;
   using type = Layout<T, kThreads, kWarps / kGroups, kTile, kRows>;

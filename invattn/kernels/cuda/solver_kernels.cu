@@ -53,11 +53,16 @@ struct Work {
 enum Counter { kDecided, kActive, kRunning, kCounters };
 
 #ifdef INVATTN_CUDA_EMULATION
-using Condition = int;
+struct Condition {};
 inline void set_condition(Condition, bool) {}
 #else
-using Condition = cudaGraphConditionalHandle;
-__device__ inline void set_condition(Condition condition, bool value) { cudaGraphSetConditional(condition, value ? 1 : 0); }
+struct Condition {
+  cudaGraphConditionalHandle handle{};
+  bool known = false;  // not where the host runs the loop
+};
+__device__ inline void set_condition(Condition condition, bool value) {
+  if (condition.known) cudaGraphSetConditional(condition.handle, value ? 1 : 0);
+}
 #endif
 
 __device__ inline void copy_weights(float* to, const float* from, int count) {
@@ -315,12 +320,12 @@ void run_body(const AttentionProblem& problem, const Work& work, int multiproces
 /// Adds the WHILE node to `graph` after `dependencies`.
 cudaError_t add_loop(const AttentionProblem& problem, const Work& work, int multiprocessors, cudaGraph_t graph,
                      const cudaGraphNode_t* dependencies, size_t count, cudaGraphNode_t& node) {
-  Condition condition;
-  if (const auto error = cudaGraphConditionalHandleCreate(&condition, graph, 1, cudaGraphCondAssignDefault); error != cudaSuccess)
+  Condition condition{.known = true};
+  if (const auto error = cudaGraphConditionalHandleCreate(&condition.handle, graph, 1, cudaGraphCondAssignDefault); error != cudaSuccess)
     return error;
   cudaGraphNodeParams parameters{};
   parameters.type = cudaGraphNodeTypeConditional;
-  parameters.conditional.handle = condition;
+  parameters.conditional.handle = condition.handle;
   parameters.conditional.type = cudaGraphCondTypeWhile;
   parameters.conditional.size = 1;
 #if CUDART_VERSION >= 13000
@@ -437,6 +442,10 @@ class Graphs {
 void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, const Work& work, const Launch& launch) {
   static Graphs graphs;
   const auto stream = static_cast<cudaStream_t>(launch.stream);
+  if (options.host_loop) {  // samples that have stopped are idle in what is left
+    for (int64_t done = 0; done <= options.max_iterations; done += kUnrolled) run_body(problem, work, launch.multiprocessors, stream, {});
+    return;
+  }
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &capturing);
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a stream is created, also while the caller captures
@@ -454,7 +463,7 @@ void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOpt
 #else
 
 void run_loop(const AttentionProblem& problem, int64_t, const SolverOptions&, const Work& work, const Launch& launch) {
-  while (work.counters[kRunning] != 0) run_body(problem, work, launch.multiprocessors, nullptr, 0);
+  while (work.counters[kRunning] != 0) run_body(problem, work, launch.multiprocessors, nullptr, {});
 }
 
 #endif
