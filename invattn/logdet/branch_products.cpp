@@ -23,7 +23,7 @@ at::Tensor flatten_samples(const at::Tensor& x) { return x.reshape({x.size(0), e
 const Linearization& BranchProducts::linearization() {
   if (!linearization_) {
     const at::NoGradGuard no_graph;
-    linearization_ = problem_.linearize();
+    linearization_ = problem_.linearize(problem_.x.detach());
   }
   return *linearization_;
 }

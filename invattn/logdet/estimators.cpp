@@ -72,6 +72,39 @@ at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& dra
   return inner_products(series, draw.probe);
 }
 
+/// The value alone. Once half of the samples at work have come to the end of their series they are left out, so that a batch costs about
+/// twice its mean number of terms and not its largest. `products` are those of all samples.
+at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw) {
+  constexpr int64_t kFew = 8;  // samples that are not worth another linearisation
+  if (draw.weights.size(1) <= kFew) return estimate_without_graph(products, draw, nullptr);
+  auto lengths = draw.weights.ne(0).sum(0).cpu();  // (samples at work)
+  auto samples = at::arange(lengths.size(0), draw.probe.options().dtype(at::kLong));
+  auto value = at::zeros({lengths.size(0)}, draw.probe.options());
+  LogDetProblem part{.x = problem.x.detach(), .branch_value = {}, .linearize = problem.linearize};
+  ProbeDraw left = draw;
+  auto power = draw.probe;
+  for (int64_t first = 0;;) {
+    const bool all = first == 0;
+    const auto last = (lengths.size(0) > kFew ? lengths.median() : lengths.max()).item<int64_t>();
+    BranchProducts some(part);
+    auto series = at::zeros_like(left.probe);
+    for (int64_t k = first + 1; k <= last; ++k) {
+      power = (all ? products : some).vjp(power);
+      series.addcmul_(power, as_sample_factor(left.weights[k - 1], power), alternating_sign(k) / static_cast<double>(k));
+    }
+    value.index_add_(0, samples, inner_products(series, left.probe));
+    const auto staying = lengths.gt(last).nonzero().squeeze(1);
+    if (staying.numel() == 0) return value;
+    const auto there = staying.to(power.device());
+    lengths = lengths.index_select(0, staying);
+    samples = samples.index_select(0, there);
+    part.x = part.x.index_select(0, there);
+    left = {.probe = left.probe.index_select(0, there), .weights = left.weights.index_select(1, there)};
+    power = power.index_select(0, there);
+    first = last;
+  }
+}
+
 /// d log det(I + J) = tr((I + J)^-1 dJ) = E[w' dJ v] with w = (I + J')^-1 v, so that <J'w, v> with w held constant has the gradient.
 at::Tensor estimate_with_neumann_gradient(BranchProducts& products, const ProbeDraw& draw) {
   at::Tensor neumann;
@@ -130,7 +163,7 @@ at::Tensor probe_estimates(const LogDetProblem& problem, const std::vector<Probe
   estimates.reserve(draws.size());
   for (const auto& draw : draws) {
     if (!with_graph) {
-      estimates.push_back(estimate_without_graph(products, draw, nullptr));
+      estimates.push_back(estimate_value(problem, products, draw));
     } else if (gradient == LogDetGradient::kNeumann) {
       estimates.push_back(estimate_with_neumann_gradient(products, draw));
     } else {

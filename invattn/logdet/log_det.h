@@ -31,7 +31,8 @@ struct LogDet {
 struct LogDetProblem {
   at::Tensor x;             ///< (B, ...), float32 or float64
   at::Tensor branch_value;  ///< g(x), shape of x, with its graph to x and the weights if gradients are wanted; else it may be undefined
-  std::function<std::unique_ptr<Linearization>()> linearize;  ///< graph-free products at x; called at most once, and only when needed
+  /// Graph-free products at x, or at some of its samples: called only when needed, once for each.
+  std::function<std::unique_ptr<Linearization>(const at::Tensor& x)> linearize;
   /// u -> J'u, with a graph to x, the weights and u where gradients are on; empty: autograd differentiates the branch value.
   std::function<at::Tensor(const at::Tensor&)> vjp = {};
 };

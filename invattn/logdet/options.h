@@ -102,7 +102,7 @@ struct RouletteLogDet {
   /// Terms that are always computed, with weight 1.
   int64_t minimum_terms = 2;
   /// The probability p of going on after each later term: P(N >= k) = p^(k - minimum_terms), p / (1 - p) further terms on average.
-  /// A batch costs as much as its longest draw.
+  /// With gradients a batch costs as much as its longest draw, without them about two mean ones.
   double continuation = 0.85;
   /// N of all samples and probes, drawn by the caller (draw_terms); 0: each draws its own. A loss over many samples and blocks stays
   /// unbiased if they share one draw per step, and the step is then one of a few that can be captured (train/captured_step.h).

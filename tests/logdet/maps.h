@@ -79,7 +79,7 @@ inline at::Tensor sample_input(const Branch& branch, int64_t batch, uint64_t see
 
 inline LogDetProblem make_problem(const Branch& branch, const at::Tensor& x) {
   const TensorMap map = [branch](const at::Tensor& point) { return branch.apply(point, branch.weights); };
-  return {.x = x, .branch_value = map(x), .linearize = [map, x] { return autograd_linearization(map, x); }};
+  return {.x = x, .branch_value = map(x), .linearize = [map](const at::Tensor& some) { return autograd_linearization(map, some); }};
 }
 
 /// The branch with weights that require grad.
