@@ -310,7 +310,7 @@ void add_train(CLI::App& density) {
   command->add_option("--trace", arguments->trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
   command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
   command->add_flag("--weights-only", arguments->weights_only,
-                    "With each checkpoint write weights.safetensors: the weights alone, in bfloat16");
+                    "With each checkpoint write weights.safetensors: the averaged weights alone, in bfloat16");
   command->callback([arguments] { train(*arguments); });
 }
 

@@ -38,14 +38,15 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   const int64_t count = options.images > 0 ? std::min(options.images, data.size(0)) : data.size(0);
   require(count > 1, "density", "expected at least two images, got ", count, ".");
   const int64_t undone = std::min(options.inverse_images, count);
-  DensityScore score{.images = count, .estimator = describe(options.log_det.options()), .inverse_images = undone};
+  const DensityLogDet log_det = options.log_det.covering(flow.options().constant);
+  DensityScore score{.images = count, .estimator = describe(log_det.options()), .inverse_images = undone};
   std::vector<at::Tensor> values;
   for (int64_t first = 0; first < count; first += options.batch) {
     const auto stream = static_cast<uint64_t>(seed) + static_cast<uint64_t>(first);
     at::manual_seed(derive_seed(stream, "noise"));
     const at::Tensor x = flow_input(data.slice(0, first, std::min(first + options.batch, count)).to(device), /*channels_last=*/false);
     const auto probes = static_cast<int64_t>(derive_seed(stream, "probes") >> 1);
-    const at::Tensor log_prob = flow.log_prob(x, options.log_det.options(probes)).value;
+    const at::Tensor log_prob = flow.log_prob(x, log_det.options(probes)).value;
     values.push_back((is_plane(flow) ? -log_prob : bits_per_dimension(log_prob, flow.dimensions())).to(at::kDouble).cpu());
     if (first < undone) {
       const at::Tensor some = x.slice(0, 0, undone - first);

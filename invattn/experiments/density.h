@@ -51,7 +51,7 @@ struct DensityRun {
   RunSettings run{};
   double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
   std::filesystem::path weights{};  ///< a checkpoint whose weights a new training starts from
-  bool weights_only = false;        ///< with each checkpoint also weights.safetensors: the weights alone, in bfloat16
+  bool weights_only = false;        ///< with each checkpoint also weights.safetensors: the averaged weights alone, in bfloat16
   int64_t shard_bytes = 0;          ///< of checkpoints; 0: one file
   std::filesystem::path trace{};    ///< where a timeline of one early step goes, one in which the guard looks; none: no timeline
 };

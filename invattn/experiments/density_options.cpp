@@ -1,5 +1,6 @@
 #include "invattn/experiments/density_options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <variant>
 
@@ -32,6 +33,13 @@ LogDetOptions DensityLogDet::options(int64_t seed, int64_t drawn) const {
   return ExactLogDet{};
 }
 
+DensityLogDet DensityLogDet::covering(double constant) const {
+  DensityLogDet result = *this;
+  const double square = constant * constant;
+  result.continuation = std::max(continuation, square + (1 - square) / 5);
+  return result;
+}
+
 void DensityEvaluation::validate() const {
   log_det.validate();
   require_count(images, 0, "evaluation.images");
@@ -52,6 +60,7 @@ void DensityOptions::validate() const {
   require_count(steps, 1, "steps");
   require_count(batch, 1, "batch");
   require_count(warm_up, 0, "warm_up");
+  require_count(cool_down, 0, "cool_down");
   require_count(crop, 0, "crop");
   require_count(report_every, 1, "report_every");
   require_count(evaluate_every, 0, "evaluate_every");

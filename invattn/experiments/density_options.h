@@ -47,6 +47,10 @@ struct DensityLogDet {
 
   /// `seed` of the probes; -1: torch's generator. `drawn`: the roulette's number of terms where all blocks share one draw, else 0.
   LogDetOptions options(int64_t seed = -1, int64_t drawn = 0) const;
+
+  /// With a continuation above the square of `constant`, the bound of every branch: below it the roulette's variance may be infinite, and a
+  /// standard error says nothing.
+  DensityLogDet covering(double constant) const;
 };
 
 /// Arithmetic of the convolutions on a GPU while training; evaluation, sampling and inverses are always in float32.
@@ -61,15 +65,15 @@ struct EnumNames<DensityPrecision> {
 
 /// How a trained flow is judged.
 struct DensityEvaluation {
-  DensityLogDet log_det{.minimum_terms = 10};
-  int64_t images = 0;             ///< of the split; 0: all
-  int64_t batch = 250;            ///< images at a time
-  int64_t inverse_images = 1000;  ///< undone and compared with what they were; 0: none
-  double tolerance = 1e-6;        ///< of the inverse, per block
+  DensityLogDet log_det{.minimum_terms = 10};  ///< of the roulette: a continuation that covers the flow's constant
+  int64_t images = 0;                          ///< of the split; 0: all
+  int64_t batch = 250;                         ///< images at a time
+  int64_t inverse_images = 1000;               ///< undone and compared with what they were; 0: none
+  double tolerance = 1e-6;                     ///< of the inverse, per block
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
-    field("log_det", self.log_det, "how log-determinants are found");
+    field("log_det", self.log_det, "how log-determinants are found; the continuation is raised where flow.constant asks for it");
     field("images", self.images, "images of the split; 0: all");
     field("batch", self.batch, "images at a time");
     field("inverse_images", self.inverse_images, "images that are undone and compared with what they were; 0: none");
@@ -89,7 +93,8 @@ struct DensityOptions {
   int64_t steps = 3000;
   int64_t batch = 64;
   OptimizerOptions optimizer{.method = OptimizerMethod::kAdamax, .clip_norm = 100};
-  int64_t warm_up = 0;  ///< steps over which the learning rate grows from nothing
+  int64_t warm_up = 0;    ///< steps over which the learning rate grows from nothing
+  int64_t cool_down = 0;  ///< steps at the end over which it falls to nothing
   DensityLogDet log_det{.estimator = DensityEstimator::kSeries};
   GuardOptions guard{.iterations = 4};  ///< every batch has other images: one iteration from the vectors of the last would fall short
   bool flip = true;                     ///< images are mirrored at random
@@ -115,6 +120,7 @@ struct DensityOptions {
     field("batch", self.batch, "images per step");
     field("optimizer", self.optimizer, "how the weights are changed");
     field("warm_up", self.warm_up, "steps over which the learning rate grows from nothing");
+    field("cool_down", self.cool_down, "steps at the end over which it falls to nothing");
     field("log_det", self.log_det, "how log-determinants are found in training");
     field("guard", self.guard, "how attention blocks of policy guarded are held");
     field("flip", self.flip, "mirror images at random");

@@ -152,8 +152,10 @@ class Training {
   // ---- one step
 
   void set_learning_rate() {
-    const double warmth =
-        options_.warm_up > 0 ? std::min(1.0, static_cast<double>(step_ + 1) / static_cast<double>(options_.warm_up)) : 1.0;
+    const auto share = [](int64_t passed, int64_t all) {
+      return all > passed ? static_cast<double>(passed) / static_cast<double>(all) : 1.0;
+    };
+    const double warmth = std::min(share(step_ + 1, options_.warm_up), share(options_.steps - step_, options_.cool_down));
     const double wanted = options_.optimizer.learning_rate * warmth * caution_;
     if (wanted != optimizer_->options().learning_rate) optimizer_->set_learning_rate(wanted);
   }

@@ -458,9 +458,10 @@ Checkpoint weights_only(const Checkpoint& checkpoint) {
   constexpr int64_t kSmall = 16;  // sizes and counts, which rounding would change, are among them
   Checkpoint result{.tensors = {}, .notes = checkpoint.notes};
   result.notes[kWeightsOnly] = "bfloat16";
-  for (const auto& [name, tensor] : checkpoint.tensors) {
-    if (!name.starts_with(kNetwork) && !name.starts_with(kAverage)) continue;
-    result.tensors.emplace(name, tensor.is_floating_point() && tensor.numel() > kSmall ? tensor.to(at::kBFloat16) : tensor);
+  for (const auto& [name, own] : tensors_below(checkpoint.tensors, kNetwork)) {
+    const auto average = checkpoint.tensors.find(kAverage + name);
+    const at::Tensor& tensor = average == checkpoint.tensors.end() ? own : average->second;
+    result.tensors.emplace(kNetwork + name, tensor.is_floating_point() && tensor.numel() > kSmall ? tensor.to(at::kBFloat16) : tensor);
   }
   return result;
 }

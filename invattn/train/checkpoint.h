@@ -47,9 +47,9 @@ void restore_guard(const Checkpoint& checkpoint, Guard& guard);
 /// The tensors whose name starts with `prefix`, without it.
 std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors, const std::string& prefix);
 
-/// The network, the average of its weights and the notes alone, with floating-point tensors in bfloat16 (but for the few numbers of the
-/// smallest ones): enough to use the network, a quarter of a training with an average. No training can go on from it. Rounding
-/// moves norms a little: project the network after restoring it, before anything is certified.
+/// The network, by the average of its weights where there is one, and the notes alone, with floating-point tensors in bfloat16 (but for the
+/// few numbers of the smallest ones): enough to use the network, an eighth of a training with an average. No training can go on from it.
+/// Rounding moves norms a little: project the network after restoring it, before anything is certified.
 Checkpoint weights_only(const Checkpoint& checkpoint);
 
 struct CheckpointOptions {

@@ -85,6 +85,32 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   EXPECT_LT(nlohmann::json::parse(undone.out.substr(0, undone.out.rfind('}') + 1)).at("largest_error").get<double>(), 1e-4);
 }
 
+TEST_F(Density, TheLearningRateGrowsAtTheBeginningAndFallsAtTheEnd) {
+  const auto trained = train("run", {"--set", "steps=8", "--set", "report_every=1", "--set", "samples=0", "--set", "warm_up=3", "--set",
+                                     "cool_down=4", "--set", "optimizer.learning_rate=0.012"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  std::ifstream lines(folder / "run/metrics.jsonl");
+  std::vector<double> rates;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (row.contains("learning_rate")) rates.push_back(row.at("learning_rate").get<double>() / 0.001);
+  }
+  const std::vector<double> expected = {4, 8, 12, 12, 12, 9, 6, 3};
+  ASSERT_EQ(rates.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(rates[i], expected[i], 1e-9) << "step " << i + 1;
+  EXPECT_EQ(train("other", {"--set", "cool_down=-1"}).exit_code, 2);
+}
+
+TEST_F(Density, TheRouletteCoversTheConstant) {
+  const auto estimator = [&](const char* name, const char* constant) {
+    EXPECT_EQ(train(name, {"--set", "steps=2", "--set", "samples=0", "--set", std::string("flow.constant=") + constant}).exit_code, 0);
+    const auto results = nlohmann::json::parse(read_plainly(folder / name / "results.json"));
+    return results.at("validation").at("estimator").get<std::string>();
+  };
+  EXPECT_NE(estimator("low", "0.9").find("continuation=0.85,"), std::string::npos);
+  EXPECT_NE(estimator("high", "0.98").find("continuation=0.968"), std::string::npos) << "0.98^2 and a fifth of what is missing to 1";
+}
+
 TEST_F(Density, EvaluationsGoIntoTheReport) {
   ASSERT_EQ(train("run", {"--set", "steps=3", "--set", "samples=0"}).exit_code, 0);
   const auto evaluate = [this](const std::vector<std::string>& more) {
