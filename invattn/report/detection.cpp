@@ -251,7 +251,8 @@ std::string draw_curves(const std::vector<const Group*>& groups) {
       all.insert(all.end(), mean.begin(), mean.end());
       curves.push_back(std::move(mean));
     }
-    Plot plot(drawing, 70 + panel * (kWidth + 70), 70, kWidth, kHeight, axis_around({0, 255}, false), axis_around(all, false));
+    const Axis levels{.low = 0, .high = 255, .ticks = {{0, "0"}, {64, "64"}, {128, "128"}, {192, "192"}, {255, "255"}}};
+    Plot plot(drawing, 70 + panel * (kWidth + 70), 70, kWidth, kHeight, levels, axis_around(all, false));
     plot.labels(panel == 0 ? "F-measure" : "E-measure", "threshold", "");
     for (std::size_t i = 0; i < groups.size(); ++i) {
       plot.curve(thresholds, curves[i], {.colour = colour_of(groups[i]->variant), .width = 1.5, .dashed = groups[i]->variant % 2 == 1});

@@ -1,6 +1,6 @@
 // Compares every CUDA attention kernel with loops over all pairs on the host in a wider precision, beside a plain version in the kernel's
 // own, and times the kernels by graph replay. A plain program, so that it runs where there is no GoogleTest:
-//   cuda_attention_test [--small|--tiny] [--time] [--seed K] [--only NAME]
+//   cuda_attention_test [--small|--tiny|--only-time] [--seed K] [--only NAME]
 // --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long)
 // Exit code 0: every case within bounds; 1: not; 77: skipped, there is no CUDA device.
 
@@ -737,7 +737,7 @@ int main(int argc, char** argv) {
   for (int a = 1; a < argc; ++a) {
     small = small || std::string(argv[a]) == "--small";
     tiny = tiny || std::string(argv[a]) == "--tiny";
-    timing = timing || std::string(argv[a]) == "--time";
+    timing = timing || std::string(argv[a]) == "--only-time";
     if (std::string(argv[a]) == "--only" && a + 1 < argc) only = argv[a + 1];
     if (std::string(argv[a]) == "--seed" && a + 1 < argc) seed = static_cast<unsigned>(std::stoul(argv[a + 1])) * 1000 + 1;
   }
@@ -751,14 +751,17 @@ int main(int argc, char** argv) {
   multiprocessors = properties.multiProcessorCount;
   std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
 #endif
+#ifndef INVATTN_CUDA_EMULATION
+  if (timing) {
+    time(multiprocessors);
+    return 0;
+  }
+#endif
   if (tiny) {
     test_tiny(seed, multiprocessors);
   } else {
     test(small, seed, multiprocessors);
   }
-#ifndef INVATTN_CUDA_EMULATION
-  if (timing) time(multiprocessors);
-#endif
   std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -1,6 +1,6 @@
 // The CUDA solver against a float64 version of the same method on the host, by each of its ways of working, and its times. A plain program,
 // so that it runs where there is no GoogleTest:
-//   cuda_solver_test [--small|--tiny] [--time] [--only-time] [--way 0|1|2] [--host-loop]
+//   cuda_solver_test [--small|--tiny|--only-time] [--way 0|1|2] [--host-loop]
 // --small: few positions (compute-sanitizer, emulation); --tiny: each kernel once (racecheck, which takes a thousand times as long);
 // --host-loop: no WHILE nodes, which compute-sanitizer does not get through
 // Exit code 0: every case within bounds.
@@ -695,14 +695,13 @@ void time() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool small = false, tiny = false, timed = false, only_timed = false;
+  bool small = false, tiny = false, timing = false;
   for (int a = 1; a < argc; ++a) {
     small = small || std::strcmp(argv[a], "--small") == 0;
-    timed = timed || std::strcmp(argv[a], "--time") == 0;
     if (std::strcmp(argv[a], "--way") == 0 && a + 1 < argc) way = std::atoi(argv[a + 1]);
     tiny = tiny || std::strcmp(argv[a], "--tiny") == 0;
     host_loop = host_loop || std::strcmp(argv[a], "--host-loop") == 0;
-    only_timed = only_timed || std::strcmp(argv[a], "--only-time") == 0;
+    timing = timing || std::strcmp(argv[a], "--only-time") == 0;
   }
 #ifndef INVATTN_CUDA_EMULATION
   int device = 0;
@@ -712,11 +711,17 @@ int main(int argc, char** argv) {
   }
   CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
 #endif
-  if (tiny) test_tiny();
-  if (!tiny && !only_timed) test(small);
 #ifndef INVATTN_CUDA_EMULATION
-  if (timed || only_timed) time();
+  if (timing) {
+    time();
+    return 0;
+  }
 #endif
+  if (tiny) {
+    test_tiny();
+  } else {
+    test(small);
+  }
   std::printf("%s: %d case(s) failed\n", failures == 0 ? "PASSED" : "FAILED", failures);
   return failures == 0 ? 0 : 1;
 }
