@@ -58,12 +58,12 @@ at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& dra
   return value;
 }
 
-/// Without a graph; where `neumann` is given it also becomes w = sum_{k=0..} (-1)^k weights[k] (J')^k v, from the same products.
-at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& draw, at::Tensor* neumann) {
+/// Terms first + 1 to last of the series, without a graph. `power`, (J')^first v, becomes (J')^last v; where `neumann` is given, terms first
+/// to last - 1 of w = sum_{k=0..} (-1)^k weights[k] (J')^k v are added to it, from the same products.
+at::Tensor estimate_terms(BranchProducts& products, const ProbeDraw& draw, int64_t first, int64_t last, at::Tensor& power,
+                          at::Tensor* neumann) {
   auto series = at::zeros_like(draw.probe);  // sum_k (-1)^(k+1)/k weights[k] (J')^k v: added up before the one inner product
-  if (neumann != nullptr) *neumann = at::zeros_like(draw.probe);
-  auto power = draw.probe;  // (J')^k v
-  for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
+  for (int64_t k = first + 1; k <= last; ++k) {
     const auto weight = as_sample_factor(draw.weights[k - 1], power);
     if (neumann != nullptr) neumann->addcmul_(power, weight, alternating_sign(k));
     power = products.vjp(power);
@@ -76,23 +76,17 @@ at::Tensor estimate_without_graph(BranchProducts& products, const ProbeDraw& dra
 /// twice its mean number of terms and not its largest. `products` are those of all samples.
 at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw) {
   constexpr int64_t kFew = 8;  // samples that are not worth another linearisation
-  if (draw.weights.size(1) <= kFew) return estimate_without_graph(products, draw, nullptr);
+  auto power = draw.probe;
+  if (draw.weights.size(1) <= kFew) return estimate_terms(products, draw, 0, draw.weights.size(0), power, nullptr);
   auto lengths = draw.weights.ne(0).sum(0).cpu();  // (samples at work)
   auto samples = at::arange(lengths.size(0), draw.probe.options().dtype(at::kLong));
   auto value = at::zeros({lengths.size(0)}, draw.probe.options());
   LogDetProblem part{.x = problem.x.detach(), .branch_value = {}, .linearize = problem.linearize};
   ProbeDraw left = draw;
-  auto power = draw.probe;
   for (int64_t first = 0;;) {
-    const bool all = first == 0;
     const auto last = (lengths.size(0) > kFew ? lengths.median() : lengths.max()).item<int64_t>();
     BranchProducts some(part);
-    auto series = at::zeros_like(left.probe);
-    for (int64_t k = first + 1; k <= last; ++k) {
-      power = (all ? products : some).vjp(power);
-      series.addcmul_(power, as_sample_factor(left.weights[k - 1], power), alternating_sign(k) / static_cast<double>(k));
-    }
-    value.index_add_(0, samples, inner_products(series, left.probe));
+    value.index_add_(0, samples, estimate_terms(first == 0 ? products : some, left, first, last, power, nullptr));
     const auto staying = lengths.gt(last).nonzero().squeeze(1);
     if (staying.numel() == 0) return value;
     const auto there = staying.to(power.device());
@@ -107,8 +101,9 @@ at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products
 
 /// d log det(I + J) = tr((I + J)^-1 dJ) = E[w' dJ v] with w = (I + J')^-1 v, so that <J'w, v> with w held constant has the gradient.
 at::Tensor estimate_with_neumann_gradient(BranchProducts& products, const ProbeDraw& draw) {
-  at::Tensor neumann;
-  const auto value = estimate_without_graph(products, draw, &neumann);
+  auto neumann = at::zeros_like(draw.probe);
+  auto power = draw.probe;
+  const auto value = estimate_terms(products, draw, 0, draw.weights.size(0), power, &neumann);
   const auto surrogate = inner_products(products.vjp_with_graph(neumann), draw.probe);
   return surrogate.requires_grad() ? value + GradientOnly::apply(surrogate) : value;
 }

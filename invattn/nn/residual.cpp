@@ -33,7 +33,11 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
   // A log-determinant is made of derivatives in x, also where x is data.
   const auto point = at::GradMode::is_enabled() && !x.requires_grad() ? x.detach().requires_grad_(true) : x;
   const auto [value, vjp] = branch_->forward_with_vjp(point);
-  const LogDetProblem problem{point, value, [this](const at::Tensor& some) { return branch_->freeze(some).linearize(some); }, vjp};
+  const auto linearize = [this, frozen = FrozenBranch{}](const at::Tensor& some) mutable {
+    if (!frozen.linearize) frozen = branch_->freeze(some);
+    return frozen.linearize(some);
+  };
+  const LogDetProblem problem{point, value, linearize, vjp};
   auto determinant = log_det(problem, options);
   return {point + value, std::move(determinant)};
 }

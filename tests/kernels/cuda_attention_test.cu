@@ -750,8 +750,6 @@ int main(int argc, char** argv) {
   }
   multiprocessors = properties.multiProcessorCount;
   std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors);
-#endif
-#ifndef INVATTN_CUDA_EMULATION
   if (timing) {
     time(multiprocessors);
     return 0;

@@ -710,8 +710,6 @@ int main(int argc, char** argv) {
     return 77;
   }
   CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-#endif
-#ifndef INVATTN_CUDA_EMULATION
   if (timing) {
     time();
     return 0;
