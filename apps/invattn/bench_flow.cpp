@@ -118,6 +118,7 @@ BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats
                         .hidden = size.hidden});
   flow->to(device);
   flow->train();
+  if (!device.is_cpu()) flow->train_in(at::kBFloat16);  // as the configurations do
   Guard guard(*flow, {.iterations = 4});
   Optimizer optimizer(*flow, {.method = OptimizerMethod::kAdamax, .clip_norm = 100});
   const at::Tensor pixels = dead_leaves({.count = size.batch, .height = size.side, .width = size.side, .seed = kSeed}).to(device);

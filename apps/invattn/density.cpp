@@ -37,6 +37,10 @@ void print(const DensityScore& score, bool plane) {
   std::cout << (plane ? "nats per point      " : "bits per dimension  ") << number_text("%.4f", score.bits) << " +- "
             << number_text("%.4f", score.standard_error) << " (standard error, " << score.images << (plane ? " points" : " images") << ", "
             << score.estimator << ")\n";
+  if (score.exact > 0) {
+    std::cout << "exact               " << score.exact
+              << " log-determinants of attention blocks: the local constant is 0.985 or more there, and the series might not converge\n";
+  }
   if (score.inverse_images > 0) {
     std::cout << "inverse             " << score.inverse_images - score.inverse_failures << " of " << score.inverse_images
               << " converged, largest error " << number_text("%.1e", score.inverse_error) << (plane ? "" : " of the pixels' range")

@@ -46,8 +46,9 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
     at::manual_seed(derive_seed(stream, "noise"));
     const at::Tensor x = flow_input(data.slice(0, first, std::min(first + options.batch, count)).to(device), /*channels_last=*/false);
     const auto probes = static_cast<int64_t>(derive_seed(stream, "probes") >> 1);
-    const at::Tensor log_prob = flow.log_prob(x, log_det.options(probes)).value;
-    values.push_back((is_plane(flow) ? -log_prob : bits_per_dimension(log_prob, flow.dimensions())).to(at::kDouble).cpu());
+    const LogProb log_prob = flow.log_prob(x, log_det.options(probes));
+    values.push_back((is_plane(flow) ? -log_prob.value : bits_per_dimension(log_prob.value, flow.dimensions())).to(at::kDouble).cpu());
+    score.exact += log_prob.exact;
     if (first < undone) {
       const at::Tensor some = x.slice(0, 0, undone - first);
       const Solution back = flow.inverse(flow.forward(some), AndersonOptions{.tolerance = options.tolerance});
@@ -74,7 +75,8 @@ std::string to_json(const DensityScore& score) {
                                 {"inverse_images", score.inverse_images},
                                 {"inverse_failures", score.inverse_failures},
                                 {"inverse_error", json_number(score.inverse_error)},
-                                {"iterations", score.iterations}}
+                                {"iterations", score.iterations},
+                                {"exact", score.exact}}
       .dump();
 }
 

@@ -23,6 +23,7 @@ struct DensityScore {
   int64_t inverse_failures = 0;  ///< images whose inverse did not converge
   double inverse_error = 0;      ///< largest |x - inverse(forward(x))|, as a part of the range of the pixels (of the plane: as it is)
   int64_t iterations = 0;        ///< of all blocks together, at most
+  int64_t exact = 0;             ///< log-determinants of attention blocks that a roulette might not find and that were computed exactly
   double seconds = 0;
 };
 

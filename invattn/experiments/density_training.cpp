@@ -172,7 +172,7 @@ class Training {
     }
     at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), place));  // so that nothing of it has to be remembered
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
-    constexpr int64_t kManyTerms = 24;
+    constexpr int64_t kManyTerms = 40;
     const bool guarded = guard_->due(step_, options_.batch);
     if (trace_.due(number) && (guarded || guard_->size() == 0)) {
       const auto timeline = trace_.run([&] {

@@ -21,6 +21,8 @@ struct LogDet {
   /// contraction. -1 or 0 says that x + g(x) folds or degenerates near this sample: the value is still log|det| (-inf where the
   /// determinant is 0), but the map is not invertible as a whole and a density made with it is wrong.
   at::Tensor sign;
+  /// Samples, over all blocks, whose series might not converge and which were therefore computed exactly (InvertibleResidual).
+  int64_t exact = 0;
 };
 
 /// What a log-determinant needs to know of a branch g at x.

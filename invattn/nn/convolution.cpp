@@ -14,6 +14,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/ops/branch_convolutions.h"
 #include "invattn/ops/lip_swish.h"
 
 namespace invattn {
@@ -240,6 +241,10 @@ BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
   const auto maps = constrained_for(x);
   const auto outside = x.scalar_type();
   const auto inside = computed_in();
+  if (options_.activation == Activation::kElu && maps.shifts.empty() && covers_branch_convolutions(x, maps.weights)) {
+    auto [value, vjp] = branch_convolutions(x, maps.weights, maps.biases);
+    return {std::move(value), std::move(vjp)};
+  }
   Slopes slopes(options_.activation);
   const auto value = pass(maps, slopes, x.to(inside)).to(outside);
   return {value, [weights = maps.weights, slopes, outside, inside](const at::Tensor& cotangent) {

@@ -212,6 +212,7 @@ std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, con
     total.value = total.value + part.value;
     total.standard_error = at::hypot(total.standard_error, part.standard_error);
     total.sign = total.sign * part.sign;
+    total.exact += part.exact;
     return next;
   });
   return {z, total};
@@ -252,7 +253,7 @@ LogProb FlowImpl::log_prob(const at::Tensor& x, const LogDetOptions& options) {
   const auto standardised = (z.flatten(1) - mean_) * (-log_deviation_).exp();
   const auto of_latents =
       -0.5 * standardised.square().sum(1) - log_deviation_.sum() - 0.5 * static_cast<double>(dimensions()) * std::log(2 * std::numbers::pi);
-  return {.value = of_latents + log_det.value, .standard_error = log_det.standard_error};
+  return {.value = of_latents + log_det.value, .standard_error = log_det.standard_error, .exact = log_det.exact};
 }
 
 at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, int64_t seed) const {

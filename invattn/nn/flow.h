@@ -136,6 +136,7 @@ FlowOptions flow_preset(FlowPreset preset);
 struct LogProb {
   at::Tensor value;           ///< (B)
   at::Tensor standard_error;  ///< (B), no graph: of the log-determinant's estimate; NaN where one probe gives none
+  int64_t exact = 0;          ///< as LogDet's
 };
 
 /// A normalizing flow: a multi-scale i-ResNet with attention blocks, and a prior on what comes out.

@@ -4,13 +4,36 @@
 #include <ATen/core/grad_mode.h>
 
 #include <ostream>
+#include <variant>
 #include <vector>
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/lipschitz/local_constant.h"
 #include "invattn/ops/full_precision.h"
 
 namespace invattn {
+
+namespace {
+
+/// A roulette is unbiased where the series converges, which a branch that was measured on some samples promises for those only. The samples on
+/// which its local constant is near 1 or above are computed exactly: one of them would spoil a mean over thousands.
+void replace_diverging(LogDet& determinant, const LogDetProblem& problem) {
+  constexpr double kConverges = 0.985;  // below this
+  const auto x = problem.x.detach();
+  const ExactLogDet exactly;
+  if (x.size(0) == 0 || x.numel() / x.size(0) > exactly.max_dimension || !x.isfinite().all().item<bool>()) return;
+  const auto constants = local_constants(*problem.linearize(x), x).constants;
+  const auto samples = constants.ge(kConverges).nonzero().squeeze(1).to(x.device());
+  if (samples.numel() == 0) return;
+  const auto exact = log_det({.x = x.index_select(0, samples), .branch_value = {}, .linearize = problem.linearize}, exactly);
+  determinant.value = determinant.value.index_copy(0, samples, exact.value);
+  determinant.standard_error = determinant.standard_error.index_copy(0, samples, exact.standard_error);
+  determinant.sign = determinant.sign.index_copy(0, samples, exact.sign);
+  determinant.exact += samples.numel();
+}
+
+}  // namespace
 
 InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branch) : branch_(std::move(branch)) {
   require(branch_ != nullptr, "InvertibleResidual", "expected a branch, got none.");
@@ -39,6 +62,9 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
   };
   const LogDetProblem problem{point, value, linearize, vjp};
   auto determinant = log_det(problem, options);
+  const bool graph = at::GradMode::is_enabled() && value.requires_grad();
+  const bool measured = branch_->policy() == Policy::kGuarded || branch_->policy() == Policy::kPaper;
+  if (measured && !graph && std::holds_alternative<RouletteLogDet>(options)) replace_diverging(determinant, problem);
   return {point + value, std::move(determinant)};
 }
 

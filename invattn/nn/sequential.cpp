@@ -56,6 +56,7 @@ std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& 
     total.value = total.value + part.value;
     total.standard_error = at::hypot(total.standard_error, part.standard_error);
     total.sign = total.sign * part.sign;
+    total.exact += part.exact;
   }
   return {y, total};
 }

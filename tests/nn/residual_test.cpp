@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string>
+#include <tuple>
+
 #include "invattn/core/error.h"
+#include "invattn/lipschitz/local_constant.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -40,6 +45,40 @@ TEST(InvertibleResidual, TrainsThroughTheLogDeterminant) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
     EXPECT_TRUE(item.value().grad().isfinite().all().item<bool>()) << item.key();
   }
+}
+
+TEST(InvertibleResidual, ComputesExactlyWhereARouletteMightNotConverge) {
+  at::manual_seed(4);
+  InvertibleAttention block(AttentionOptions{.channels = 4, .value_constant = 0, .output_constant = 0, .policy = Policy::kPaper});
+  const auto x = random({6, 4, 3, 3}, 1) * at::arange(1, 7, at::kDouble).view({6, 1, 1, 1}) / 3;
+  block->to(at::kDouble);
+  at::NoGradGuard no_grad;
+  const auto constants = [&] { return local_constants(*block->branch().freeze(x).linearize(x), x).constants; };
+  // So that half of the constants are above the bound.
+  const auto sorted = std::get<0>(constants().sort());
+  const auto middle = (sorted[2] + sorted[3]).item<double>() / 2;
+  for (const auto& item : block->branch().named_parameters()) {
+    if (item.key().find("output") != std::string::npos) item.value().mul_(0.985 / middle);
+  }
+  const auto diverging = constants().ge(0.985);
+  const auto count = diverging.sum().item<int64_t>();
+  ASSERT_EQ(count, 3) << constants();
+  const auto exact = block->forward_log_det(x, ExactLogDet{}).second;
+  const auto drawn = block->forward_log_det(x, RouletteLogDet{.minimum_terms = 4, .continuation = 0.97, .seed = 5}).second;
+  EXPECT_EQ(drawn.exact, count);
+  for (int64_t i = 0; i < 6; ++i) {
+    const double difference = std::abs(drawn.value[i].item<double>() - exact.value[i].item<double>());
+    if (diverging[i].item<bool>()) {
+      EXPECT_LT(difference, 1e-10) << i;
+      EXPECT_EQ(drawn.sign[i].item<double>(), exact.sign[i].item<double>()) << i;
+      EXPECT_EQ(drawn.standard_error[i].item<double>(), 0) << i;
+    } else {
+      EXPECT_GT(difference, 0) << i;
+      EXPECT_TRUE(std::isnan(drawn.sign[i].item<double>())) << i;
+    }
+  }
+  // A series is what was asked for, converging or not.
+  EXPECT_EQ(block->forward_log_det(x, SeriesLogDet{.terms = 5}).second.exact, 0);
 }
 
 TEST(InvertibleResidual, FailureIsNeverSilent) {

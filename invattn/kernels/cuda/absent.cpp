@@ -4,6 +4,7 @@
 
 #include "invattn/kernels/cuda/attention.h"
 #include "invattn/kernels/cuda/composed_score.h"
+#include "invattn/kernels/cuda/convolution.h"
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/cuda/spectral_norm.h"
@@ -21,6 +22,16 @@ const char* take_error() { return nullptr; }
 bool covers(const AttentionProblem&) { return false; }
 bool has_compose_score() { return false; }
 void compose_score(const float*, const ScoreSide&, const ScoreSide&, int64_t, int64_t, void*) { absent(); }
+bool covers(const ConvolutionProblem&) { return false; }
+int64_t tap_columns(const ConvolutionProblem&) { absent(); }
+size_t packed_weights(const ConvolutionProblem&) { absent(); }
+size_t pass_workspace_bytes(const ConvolutionProblem&) { absent(); }
+void pack_weights(const ConvolutionProblem&, const BFloat16*, const BFloat16*, const BFloat16*, BFloat16*, BFloat16*, void*) { absent(); }
+void convolution_pass(const ConvolutionProblem&, ConvolutionPass, const float*, const BFloat16*, const ConvolutionArrays&, const BFloat16*,
+                      float*, void*, void*) {
+  absent();
+}
+void gather_taps(const ConvolutionProblem&, const float*, bool, BFloat16*, void*) { absent(); }
 bool norm_covers(int64_t, int64_t) { return false; }
 template <class T>
 void spectral_norm(const T*, int64_t, int64_t, T*, T*, T*, void*) {

@@ -1,0 +1,648 @@
+// A block takes 64 or 128 positions through the whole branch. Its eight warps gather their surroundings, round them to bfloat16, and multiply
+// three times by the weights, which come to shared memory by bulk copies:
+//   gather (positions x 9 C) . first  -> activation -> inside (positions x hidden), which stays in shared memory
+//   inside . middle, 128 columns at a time -> activation -> part (positions x 128)
+//   part . last -> added up in registers: what each position gives to each of its nine neighbours (positions x 9 C)
+// A second kernel adds up what each position got. So the branch's 2 x hidden numbers per position are read once, as slopes, and written only
+// where somebody wants them, while 9 C go through memory.
+//
+// The warps work in two groups of four, which have a half of the positions (128) or of the columns (64) each. Left factors lie in shared memory
+// as the lanes want them, 16 bytes for 16 x 16 numbers; right ones as the matrix units do. Rows and columns of the weights are packed in an
+// order of their own for it: a lane has 8 columns of the inside in a row, 16 bytes (inside_column); what it leaves of them is just what it has
+// to hold of the next left factor (inside_row); and four channels of a neighbour are the part of one lane (gathered_row).
+//
+// Versions (64 x 12 x 16 x 16, 64 x 24 x 8 x 8, 64 x 48 x 4 x 4; J'u, ms on an H200):
+//   0  products of single warps (mma), all threads copy slices of 32 or 64 rows and meet behind each: 0.074, 0.055, 0.059
+//   1  bulk copies, 16 bytes at a time to and from memory: 0.056, 0.045, 0.041 (J v with all that it leaves: 0.113, 0.063, 0.047)
+//   2  products of groups (wgmma), blocks share columns, a thread of its own that brings slices, reads that do not wait for each other: 0.037,
+//      0.025, 0.030 (0.092, 0.041, 0.036). Clusters of two that share what is brought: 0.038, 0.026, 0.031, so that there are none.
+
+#include "invattn/kernels/cuda/convolution.h"
+
+#include <algorithm>
+
+#include "invattn/kernels/cuda/hopper.h"
+
+namespace invattn::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;                // that compute
+constexpr int kAllThreads = kThreads + 128;  // and the group that has the weights brought
+constexpr int kChunk = 128;               // columns of the inside at a time
+constexpr int kLargestHidden = 512;
+constexpr int kTileBytes = 512;  // of a left factor, 16 x 16
+constexpr int kColumnBytes = 32;  // of a right factor, 16 rows: one column
+
+/// What differs between numbers of channels.
+template <int kRows_, int kTaps_, int kEntering_, int kLeaving_, int kStages_, int kShares_>
+struct Tiling {
+  static constexpr int kRows = kRows_;          // positions of a block
+  static constexpr int kTaps = kTaps_;          // 9 C, rounded up
+  static constexpr int kEntering = kEntering_;  // rows of a slice of the first product,
+  static constexpr int kMiddle = 64;            // of the second,
+  static constexpr int kLeaving = kLeaving_;    // and of the last
+  static constexpr int kStages = kStages_;      // slices in shared memory
+  static constexpr int kShares = kShares_;      // blocks that share the second and last product of the same positions
+  static constexpr int kGathered = (kTaps + kEntering - 1) / kEntering * kEntering;
+  static constexpr int kRowGroups = kRows / 64;
+  static constexpr int kColumnGroups = 2 / kRowGroups;
+  static constexpr int kColumns = kChunk / kColumnGroups;  // of a group, in the first two products
+  static constexpr int kTapColumns = kTaps / kColumnGroups;
+  static constexpr int kEnteringBytes = kEntering * kChunk * 2;
+  static constexpr int kMiddleBytes = kMiddle * kChunk * 2;
+  static constexpr int kLeavingBytes = kLeaving * kTaps * 2;
+  static constexpr int kStageBytes = kMiddleBytes > kLeavingBytes ? kMiddleBytes : kLeavingBytes;
+  static constexpr int kPartBytes = kRows * (kGathered > kChunk ? kGathered : kChunk) * 2;
+  static constexpr int kBarrierBytes = 2 * kStages * 8 + 16;
+
+  static int shared_bytes(int hidden) { return kRows * hidden * 2 + kPartBytes + kStages * kStageBytes + kBarrierBytes; }
+  static size_t packed(int hidden) { return static_cast<size_t>(hidden) * (kGathered + hidden + kTaps); }
+};
+using Few = Tiling<128, 112, 64, 64, 4, 1>;
+using Some = Tiling<64, 224, 32, 32, 6, 2>;
+using Many = Tiling<64, 448, 64, 16, 6, 4>;
+
+/// Calls `body` with the tiling of a problem.
+template <class Body>
+auto with_tiling(const ConvolutionProblem& problem, const Body& body) {
+  if (9 * problem.channels <= Few::kTaps) return body(Few{});
+  if (9 * problem.channels <= Some::kTaps) return body(Some{});
+  return body(Many{});
+}
+
+struct Sizes {
+  int height, width, channels, hidden, positions;
+};
+
+Sizes sizes_of(const ConvolutionProblem& p) {
+  return {static_cast<int>(p.height), static_cast<int>(p.width), static_cast<int>(p.channels), static_cast<int>(p.hidden),
+          static_cast<int>(p.batch * p.height * p.width)};
+}
+
+// ---- packing
+
+/// Which column of 32 is column `n` of tile `c` of four.
+__device__ __forceinline__ int inside_column(int c, int n) { return n / 2 * 8 + c * 2 + n % 2; }
+/// Which of the inside is row `slot` of a product: tiles 2 j and 2 j + 1 of 32 columns are 16 rows.
+__device__ __forceinline__ int inside_row(int slot) {
+  return slot / 32 * 32 + inside_column(slot % 32 / 8, slot % 8);
+}
+/// Which entry of the surroundings is row `slot`: lane t of 16 rows has 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four entries in a row.
+__device__ __forceinline__ int gathered_row(int slot) {
+  return slot / 16 * 16 + slot % 8 / 2 * 4 + slot % 16 / 8 * 2 + slot % 2;
+}
+
+/// Entry (row, column) of the matrix that a slice belongs to.
+struct Packing {
+  const uint16_t* first;
+  const uint16_t* middle;
+  const uint16_t* last;
+  bool against;
+  int channels, hidden;
+
+  /// The product from the gathered taps to the inside.
+  __device__ uint16_t entering(int row, int column) const {
+    if (row >= 9 * channels) return 0;
+    const int tap = row / channels, channel = row % channels;
+    return against ? last[(channel * 9 + tap) * hidden + column] : first[(column * 9 + tap) * channels + channel];
+  }
+  __device__ uint16_t between(int row, int column) const {
+    return against ? middle[row * hidden + column] : middle[column * hidden + row];
+  }
+  /// From the inside to the taps.
+  __device__ uint16_t leaving(int row, int column) const {
+    if (column >= 9 * channels) return 0;
+    const int tap = column / channels, channel = column % channels;
+    return against ? first[(row * 9 + tap) * channels + channel] : last[(channel * 9 + tap) * hidden + row];
+  }
+};
+
+template <class T>
+__global__ void pack_kernel(const uint16_t* first, const uint16_t* middle, const uint16_t* last, int channels, int hidden, uint4* along,
+                            uint4* against) {
+  const Packing packing{first, middle, last, blockIdx.y == 1, channels, hidden};
+  uint4* to = blockIdx.y == 1 ? against : along;
+  const int entering = hidden * T::kGathered / 8, per_chunk = kChunk * (hidden + T::kTaps) / 8;  // in parts of 8 entries
+  const int all = entering + hidden / kChunk * per_chunk;
+  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < all; i += static_cast<int>(gridDim.x * blockDim.x)) {
+    // Which product, which chunk of the inside, and where in it: slices follow each other, so that 16 rows do.
+    const bool enters = i < entering;
+    const int chunk = enters ? i / (kChunk * T::kGathered / 8) : (i - entering) / per_chunk;
+    int part = enters ? i % (kChunk * T::kGathered / 8) : (i - entering) % per_chunk;
+    const bool leaves = !enters && part >= kChunk * hidden / 8;
+    if (leaves) part -= kChunk * hidden / 8;
+    // By 16 rows, 8 columns, 8 rows, column.
+    const int tiles = (leaves ? T::kTaps : kChunk) / 8;
+    const int n = part % 8, tile = part / 16 % tiles, deep = part / 16 / tiles * 16 + part / 8 % 2 * 8;
+    const int column = leaves ? tile * 8 + n : chunk * kChunk + tile / 4 * 32 + inside_column(tile % 4, n);
+    uint32_t pairs[4];
+    for (int pair = 0; pair < 4; ++pair) {
+      const int row = deep + pair * 2;
+      uint16_t entries[2];
+      for (int e = 0; e < 2; ++e) {
+        entries[e] = enters   ? packing.entering(gathered_row(row + e), column)
+                     : leaves ? packing.leaving(chunk * kChunk + inside_row(row + e), column)
+                              : packing.between(inside_row(row + e), column);
+      }
+      pairs[pair] = entries[0] | static_cast<uint32_t>(entries[1]) << 16;
+    }
+    to[i] = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+  }
+}
+
+// ---- the pass
+
+struct Layer {
+  const uint16_t* activations;
+  const uint16_t* bias;
+  const uint16_t* other;
+  uint16_t* result;
+  uint16_t* change;
+};
+
+__device__ __forceinline__ uint32_t pair_at(const uint16_t* array, int64_t index) {
+  return *reinterpret_cast<const uint32_t*>(array + index);
+}
+/// Of its digits bfloat16 keeps 8.
+__device__ __forceinline__ float elu(float x) { return x > 0 ? x : exp2_of(x * 1.44269504F) - 1; }
+/// Times its slope, from what it gave.
+__device__ __forceinline__ float times_slope(float x, float activation) { return fmaf(x, fminf(activation, 0), x); }
+
+/// Where in its image a position lies.
+struct Place {
+  int row, column;
+
+  __device__ Place(const Sizes& sizes, int position) {
+    const int in_image = position % (sizes.height * sizes.width);
+    row = in_image / sizes.width;
+    column = in_image % sizes.width;
+  }
+  /// How many positions on a neighbour is, or kNone outside of the image.
+  static constexpr int kNone = 1 << 30;
+  __device__ __forceinline__ int neighbour(const Sizes& sizes, int tap, bool against) const {
+    const int dy = against ? 1 - tap / 3 : tap / 3 - 1, dx = against ? 1 - tap % 3 : tap % 3 - 1;
+    const bool there = row + dy >= 0 && row + dy < sizes.height && column + dx >= 0 && column + dx < sizes.width;
+    return there ? dy * sizes.width + dx : kNone;
+  }
+};
+
+/// Four channels of a position's neighbour. Nothing waits for them before they are used.
+__device__ __forceinline__ float4 neighbour_of(const Sizes& sizes, const float* image, bool against, int position, const Place& place, int tap,
+                                               int channel) {
+  const int on = place.neighbour(sizes, tap, against);
+  const bool there = tap < 9 && position < sizes.positions && on != Place::kNone;
+  const float* from = image + static_cast<int64_t>(there ? position + on : 0) * sizes.channels + channel;
+  return there ? *reinterpret_cast<const float4*>(from) : float4{0, 0, 0, 0};
+}
+
+/// The packed weights on their way through shared memory: one thread has slices brought, the warps that compute take one after the other, each
+/// at its own pace.
+template <class T>
+class Stream {
+ public:
+  __device__ explicit Stream(char* shared)
+      : stages_(shared), full_(reinterpret_cast<CopyBarrier*>(shared + T::kStages * T::kStageBytes)), empty_(full_ + T::kStages) {}
+
+  /// By all threads.
+  __device__ void init() {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < T::kStages; ++i) {
+        full_[i].init(1);
+        empty_[i].init(kThreads / 32);
+      }
+    }
+    __syncthreads();
+  }
+
+  /// By one thread: all slices of the pass, or this block's share of its chunks.
+  __device__ void bring(const char* packed, int hidden) {
+    const int chunks = hidden / kChunk;
+    const auto next = [&](int bytes) {
+      empty_[stage_].wait(round_ + 1);  // the first time round it is empty as it is
+      full_[stage_].copy(stages_ + stage_ * T::kStageBytes, packed, bytes);
+      packed += bytes;
+      advance();
+    };
+    for (int i = 0; i < chunks * (T::kGathered / T::kEntering); ++i) next(T::kEnteringBytes);
+    const char* first = packed;
+    for (int chunk = static_cast<int>(blockIdx.y); chunk < chunks; chunk += static_cast<int>(gridDim.y)) {
+      packed = first + chunk * kChunk * (hidden + T::kTaps) * 2;
+      for (int i = 0; i < hidden / T::kMiddle; ++i) next(T::kMiddleBytes);
+      for (int i = 0; i < kChunk / T::kLeaving; ++i) next(T::kLeavingBytes);
+    }
+  }
+
+  /// By the warps that compute: the next slice, theirs until `done`.
+  __device__ __forceinline__ const char* take() {
+    full_[stage_].wait(round_);
+    return stages_ + stage_ * T::kStageBytes;
+  }
+  __device__ __forceinline__ void done() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) empty_[stage_].arrive();
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ void advance() {
+    if (++stage_ == T::kStages) stage_ = 0, ++round_;
+  }
+
+  char* stages_;
+  CopyBarrier* full_;
+  CopyBarrier* empty_;
+  int stage_ = 0, round_ = 0;
+};
+
+/// Sums of a warp: 8 kTiles columns at a time.
+template <int kBlocks, int kTiles>
+struct Sums {
+  float at[kBlocks][kTiles][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) at[b][i][e] = 0;
+      }
+    }
+  }
+  __device__ __forceinline__ void settle_all() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) settle(at[b][i][e]);
+      }
+    }
+  }
+
+  /// += left . slice, from column `first` on of the slice's `columns`. `left` is the lane's part of the first of the tiles that follow each
+  /// other.
+  template <int kSlice>
+  __device__ __forceinline__ void add(const char* left, const char* slice, int columns, int first) {
+    uint32_t factors[kSlice / 16][4];
+#pragma unroll
+    for (int k = 0; k < kSlice / 16; ++k) {
+      const uint4 four = *reinterpret_cast<const uint4*>(left + k * kTileBytes);
+      factors[k][0] = four.x;
+      factors[k][1] = four.y;
+      factors[k][2] = four.z;
+      factors[k][3] = four.w;
+    }
+#pragma unroll
+    for (int k = 0; k < kSlice / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) settle(factors[k][e]);
+    }
+    settle_all();
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kSlice / 16; ++k) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        multiply_group(at[b], factors[k], right_factor(slice + (k * columns + first + b * kTiles * 8) * kColumnBytes));
+      }
+    }
+    wait_for_products();
+    settle_all();
+#pragma unroll
+    for (int k = 0; k < kSlice / 16; ++k) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) settle(factors[k][e]);
+    }
+  }
+};
+
+/// A warp's numbers of the inside: lane 4 g + t has those of the positions g and g + 8 of 16 at 8 columns in a row of each 32, pair c of which
+/// are the sums of tile c of four at [0..1] (of g) or [2..3] (of g + 8).
+struct Places {
+  int first;   // position g
+  int end;     // positions there are
+  int column;  // the lane's first
+  int hidden;
+
+  __device__ bool inside(int upper) const { return first + upper * 8 < end; }
+  __device__ int64_t index(int group, int upper) const { return static_cast<int64_t>(first + upper * 8) * hidden + column + group * 32; }
+};
+
+__device__ __forceinline__ uint4 eight_at(const uint16_t* array, int64_t index) {
+  return *reinterpret_cast<const uint4*>(array + index);
+}
+__device__ __forceinline__ uint32_t pair_of(const uint4& eight, int c) {
+  return c == 0 ? eight.x : c == 1 ? eight.y : c == 2 ? eight.z : eight.w;
+}
+
+/// What becomes of a warp's sums behind a convolution; goes to `to`, its lane's place in the next left factor, and to memory where that is
+/// wanted, by this block (`keep`). `known` are the activations there, `others` of the layer's other array.
+template <ConvolutionPass kPass, int kBlocks>
+__device__ __forceinline__ void activate(const Sums<kBlocks, 8>& sums, const uint4 (&known)[2 * kBlocks][2],
+                                         const uint4 (&others)[2 * kBlocks][2], const Layer& layer, const Places& places, bool keep, char* to) {
+#pragma unroll
+  for (int group = 0; group < 2 * kBlocks; ++group) {
+    uint4 bias{0, 0, 0, 0};
+    if constexpr (kPass == ConvolutionPass::kValue) bias = eight_at(layer.bias, places.column + group * 32);
+    uint32_t rounded[2][4];
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const bool there = places.inside(upper);
+      const int64_t index = places.index(group, upper);
+      uint32_t change[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* pair = sums.at[group / 2][group % 2 * 4 + c] + 2 * upper;
+        if constexpr (kPass == ConvolutionPass::kValue) {
+          rounded[upper][c] = pack_bfloat16(elu(pair[0] + low_bfloat16(pair_of(bias, c))), elu(pair[1] + high_bfloat16(pair_of(bias, c))));
+        } else {
+          const float at_low = low_bfloat16(pair_of(known[group][upper], c)), at_high = high_bfloat16(pair_of(known[group][upper], c));
+          const float other_low = low_bfloat16(pair_of(others[group][upper], c)), other_high = high_bfloat16(pair_of(others[group][upper], c));
+          float result_low = times_slope(pair[0], at_low), result_high = times_slope(pair[1], at_high);
+          if constexpr (kPass == ConvolutionPass::kGradient) result_low += other_low, result_high += other_high;
+          rounded[upper][c] = pack_bfloat16(result_low, result_high);
+          if constexpr (kPass == ConvolutionPass::kTangent) {
+            change[c] = pack_bfloat16(at_low < 0 ? pair[0] * other_low : 0, at_high < 0 ? pair[1] * other_high : 0);
+          }
+        }
+      }
+      if (layer.result != nullptr && there && keep) {
+        *reinterpret_cast<uint4*>(layer.result + index) = uint4{rounded[upper][0], rounded[upper][1], rounded[upper][2], rounded[upper][3]};
+      }
+      if constexpr (kPass == ConvolutionPass::kTangent) {
+        if (there && keep) *reinterpret_cast<uint4*>(layer.change + index) = uint4{change[0], change[1], change[2], change[3]};
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      *reinterpret_cast<uint4*>(to + (group * 2 + j) * kTileBytes) =
+          uint4{rounded[0][2 * j], rounded[1][2 * j], rounded[0][2 * j + 1], rounded[1][2 * j + 1]};
+    }
+  }
+}
+
+/// The layers in the order in which the pass meets them.
+template <class T, ConvolutionPass kPass>
+__device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, const float* input, const Layer& entered, const Layer& left,
+                                        float* taps, char* inside, char* part) {
+  constexpr bool kAgainst = kPass == ConvolutionPass::kProduct || kPass == ConvolutionPass::kGradient;
+  constexpr bool kKnows = kPass != ConvolutionPass::kValue;
+  // Of a row of left factors' tiles: 16 positions.
+  const int inside_bytes = sizes.hidden / 16 * kTileBytes;
+  constexpr int kGatheredBytes = T::kGathered / 16 * kTileBytes, kPartBytes = kChunk / 16 * kTileBytes;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const int begin = static_cast<int>(blockIdx.x) * T::kRows;
+
+  // A warp gathers tiles of the same 16 positions; lane 4 g + t of a tile four channels of g and g + 8.
+  constexpr int kTiles = T::kGathered / 16, kTileRows = T::kRows / 16, kStep = 8 / kTileRows;
+  {
+    const int tile = warp % kTileRows, position = begin + tile * 16 + g, quads = sizes.channels / 4;
+    const Place places[2] = {Place(sizes, position), Place(sizes, position + 8)};
+    constexpr int kAtOnce = 4;  // read before the first is written
+    for (int first = warp / kTileRows; first < kTiles; first += kAtOnce * kStep) {
+      float4 fours[kAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int column = (first + i * kStep) * 4 + t, tap = column / quads;  // beyond the last: nothing
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          fours[i][upper] = neighbour_of(sizes, input, kAgainst, position + upper * 8, places[upper], tap, (column - tap * quads) * 4);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kStep >= kTiles) continue;
+        const float4 &low = fours[i][0], &high = fours[i][1];
+        *reinterpret_cast<uint4*>(part + tile * kGatheredBytes + (first + i * kStep) * kTileBytes + lane * 16) =
+            uint4{pack_bfloat16(low.x, low.y), pack_bfloat16(high.x, high.y), pack_bfloat16(low.z, low.w), pack_bfloat16(high.z, high.w)};
+      }
+    }
+  }
+  first_threads_barrier<kThreads>();
+
+  const int tile = warp % 4 + (T::kRowGroups == 2 ? warp / 4 * 4 : 0);  // of 16 positions
+  const int half = T::kColumnGroups == 2 ? warp / 4 : 0, group = half * T::kColumns;
+  Places places{begin + tile * 16 + g, sizes.positions, 0, sizes.hidden};
+  constexpr int kBlocks = T::kColumns / 64;
+  Sums<kBlocks, 8> sums;
+  uint4 known[2 * kBlocks][2], others[2 * kBlocks][2];  // asked for before the products that they will be needed after
+  const auto ask = [&](const Layer& layer) {
+    if constexpr (kKnows) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          const uint4 none{0, 0, 0, 0};
+          known[i][upper] = places.inside(upper) ? eight_at(layer.activations, places.index(i, upper)) : none;
+          if constexpr (kPass != ConvolutionPass::kProduct) {
+            others[i][upper] = places.inside(upper) && layer.other != nullptr ? eight_at(layer.other, places.index(i, upper)) : none;
+          }
+        }
+      }
+    }
+  };
+  const auto meet = [] {  // with those who share the positions; else a lane reads what it wrote itself
+    if constexpr (T::kColumnGroups == 2) first_threads_barrier<kThreads>();
+  };
+  for (int chunk = 0; chunk < sizes.hidden / kChunk; ++chunk) {
+    places.column = chunk * kChunk + group + t * 8;
+    ask(entered);
+    sums.clear();
+    for (int slice = 0; slice < T::kGathered / T::kEntering; ++slice) {
+      const char* weights = stream.take();
+      sums.template add<T::kEntering>(part + tile * kGatheredBytes + slice * (T::kEntering / 16) * kTileBytes + lane * 16, weights, kChunk,
+                                      group);
+      stream.done();
+    }
+    activate<kPass>(sums, known, others, entered, places, blockIdx.y == 0,
+                    inside + tile * inside_bytes + (chunk * kChunk + group) / 16 * kTileBytes + lane * 16);
+  }
+  first_threads_barrier<kThreads>();  // the surroundings have been read, too
+
+  Sums<T::kTapColumns / 56, 7> given;
+  given.clear();
+  for (int chunk = static_cast<int>(blockIdx.y); chunk < sizes.hidden / kChunk; chunk += static_cast<int>(gridDim.y)) {
+    places.column = chunk * kChunk + group + t * 8;
+    ask(left);
+    sums.clear();
+    for (int slice = 0; slice < sizes.hidden / T::kMiddle; ++slice) {
+      const char* weights = stream.take();
+      sums.template add<T::kMiddle>(inside + tile * inside_bytes + slice * (T::kMiddle / 16) * kTileBytes + lane * 16, weights, kChunk, group);
+      stream.done();
+    }
+    if (chunk >= static_cast<int>(gridDim.y)) meet();  // the last part has been read
+    activate<kPass>(sums, known, others, left, places, true, part + tile * kPartBytes + group / 16 * kTileBytes + lane * 16);
+    meet();
+    for (int slice = 0; slice < kChunk / T::kLeaving; ++slice) {
+      const char* weights = stream.take();
+      given.template add<T::kLeaving>(part + tile * kPartBytes + slice * (T::kLeaving / 16) * kTileBytes + lane * 16, weights, T::kTaps,
+                                      half * T::kTapColumns);
+      stream.done();
+    }
+  }
+#pragma unroll
+  for (int upper = 0; upper < 2; ++upper) {
+    if (!places.inside(upper)) continue;
+    float* to = taps + static_cast<int64_t>(static_cast<int>(blockIdx.y) * sizes.positions + places.first + upper * 8) * T::kTaps +
+                half * T::kTapColumns + 2 * t;
+#pragma unroll
+    for (int b = 0; b < T::kTapColumns / 56; ++b) {
+#pragma unroll
+      for (int i = 0; i < 7; ++i) {
+        *reinterpret_cast<float2*>(to + b * 56 + i * 8) = float2{given.at[b][i][2 * upper], given.at[b][i][2 * upper + 1]};
+      }
+    }
+  }
+}
+
+template <class T, ConvolutionPass kPass>
+__global__ void __launch_bounds__(kAllThreads, 1)
+    pass_kernel(Sizes sizes, const float* input, const char* packed, Layer entered, Layer left, float* taps) {
+  char* inside = shared_memory();
+  char* part = inside + T::kRows * sizes.hidden * 2;
+  Stream<T> stream(part + T::kPartBytes);
+  stream.init();
+  if (static_cast<int>(threadIdx.x) >= kThreads) {
+    fewer_registers<40>();
+    if (static_cast<int>(threadIdx.x) == kThreads) stream.bring(packed, sizes.hidden);
+  } else {
+    more_registers<232>();
+    compute<T, kPass>(stream, sizes, input, entered, left, taps, inside, part);
+  }
+}
+
+/// Adds up what each position got from itself and its neighbours.
+template <class T>
+__global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool against, const uint16_t* bias, float* output) {
+  const int quads = sizes.channels / 4, i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= sizes.positions * quads) return;
+  const int position = i / quads, channel = i % quads * 4;
+  const Place place(sizes, position);
+  float4 sum{0, 0, 0, 0};
+  if (bias != nullptr) {
+    const uint32_t low = pair_at(bias, channel), high = pair_at(bias, channel + 2);
+    sum = float4{low_bfloat16(low), high_bfloat16(low), low_bfloat16(high), high_bfloat16(high)};
+  }
+  for (int share = 0; share < shares; ++share, taps += static_cast<int64_t>(sizes.positions) * T::kTaps) {
+    float4 parts[9];  // read before the first is added
+#pragma unroll
+    for (int tap = 0; tap < 9; ++tap) {
+      const int on = place.neighbour(sizes, tap, against);
+      const float* from = taps + static_cast<int64_t>(on == Place::kNone ? position : position + on) * T::kTaps + tap * sizes.channels + channel;
+      parts[tap] = on == Place::kNone ? float4{0, 0, 0, 0} : *reinterpret_cast<const float4*>(from);
+    }
+#pragma unroll
+    for (int tap = 0; tap < 9; ++tap) {
+      sum.x += parts[tap].x;
+      sum.y += parts[tap].y;
+      sum.z += parts[tap].z;
+      sum.w += parts[tap].w;
+    }
+  }
+  *reinterpret_cast<float4*>(output + static_cast<int64_t>(position) * sizes.channels + channel) = sum;
+}
+
+template <class T>
+__global__ void gather_kernel(Sizes sizes, const float* image, bool against, uint16_t* taps) {
+  static_assert(T::kTaps % 9 != 0);  // so that there is a column behind the last tap
+  constexpr int kQuads = T::kTaps / 4;
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), position = i / kQuads, column = i % kQuads;
+  if (position >= sizes.positions) return;
+  const int quads = sizes.channels / 4;
+  float4 four = neighbour_of(sizes, image, against, position, Place(sizes, position), column / quads, column % quads * 4);
+  if (column == 9 * quads) four.x = 1;
+  *reinterpret_cast<uint2*>(taps + static_cast<int64_t>(position) * T::kTaps + column * 4) =
+      uint2{pack_bfloat16(four.x, four.y), pack_bfloat16(four.z, four.w)};
+}
+
+const uint16_t* bits(const BFloat16* array) { return reinterpret_cast<const uint16_t*>(array); }
+uint16_t* bits(BFloat16* array) { return reinterpret_cast<uint16_t*>(array); }
+
+template <class T, ConvolutionPass kPass>
+void launch_pass(const ConvolutionProblem& problem, const float* input, const BFloat16* packed, const ConvolutionArrays& arrays,
+                 const BFloat16* bias, float* output, void* workspace, void* stream) {
+  constexpr bool kAgainst = kPass == ConvolutionPass::kProduct || kPass == ConvolutionPass::kGradient;
+  const Sizes sizes = sizes_of(problem);
+  const auto layer = [&](int i) {
+    return Layer{bits(arrays.activations[i]), bits(arrays.biases[i]), bits(arrays.other[i]), bits(arrays.results[i]),
+                 bits(arrays.changes[i])};
+  };
+  const auto blocks = [](int64_t count, int64_t size) { return static_cast<unsigned>((count + size - 1) / size); };
+  auto* taps = static_cast<float*>(workspace);
+  const int shares = std::min(T::kShares, sizes.hidden / kChunk);
+  INVATTN_LAUNCH((pass_kernel<T, kPass>), dim3(blocks(sizes.positions, T::kRows), static_cast<unsigned>(shares)), kAllThreads, T::shared_bytes(sizes.hidden), stream, sizes, input,
+                 reinterpret_cast<const char*>(packed), layer(kAgainst ? 1 : 0), layer(kAgainst ? 0 : 1), taps);
+  INVATTN_LAUNCH((collect_kernel<T>), blocks(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps, shares, kAgainst,
+                 bits(bias), output);
+}
+
+}  // namespace
+
+bool covers(const ConvolutionProblem& problem) {
+  if (problem.channels < 4 || problem.channels % 4 != 0 || problem.channels > 48 || problem.hidden < kChunk ||
+      problem.hidden % kChunk != 0 || problem.hidden > kLargestHidden) {
+    return false;
+  }
+  constexpr int64_t kMost = 1 << 22;  // positions: entries are counted in 32 binary digits
+  if (problem.batch < 1 || problem.height < 1 || problem.width < 1 || problem.batch > kMost || problem.height > kMost ||
+      problem.width > kMost || problem.height * problem.width > kMost || problem.batch * problem.height * problem.width > kMost) {
+    return false;
+  }
+  return with_tiling(problem, [&]<class T>(T) {
+    return compiled_for(pass_kernel<T, ConvolutionPass::kProduct>) >= 90 &&
+           T::shared_bytes(static_cast<int>(problem.hidden)) <= largest_shared_bytes();
+  });
+}
+
+int64_t tap_columns(const ConvolutionProblem& problem) {
+  return with_tiling(problem, []<class T>(T) -> int64_t { return T::kTaps; });
+}
+
+size_t packed_weights(const ConvolutionProblem& problem) {
+  return with_tiling(problem, [&]<class T>(T) { return T::packed(static_cast<int>(problem.hidden)); });
+}
+
+size_t pass_workspace_bytes(const ConvolutionProblem& problem) {
+  const int64_t shares = with_tiling(problem, []<class T>(T) { return T::kShares; });
+  return static_cast<size_t>(shares * problem.batch * problem.height * problem.width * tap_columns(problem)) * sizeof(float);
+}
+
+void pack_weights(const ConvolutionProblem& problem, const BFloat16* first, const BFloat16* middle, const BFloat16* last, BFloat16* along,
+                  BFloat16* against, void* stream) {
+  with_tiling(problem, [&]<class T>(T) {
+    const auto blocks = static_cast<unsigned>((packed_weights(problem) / 8 + kThreads - 1) / kThreads);
+    INVATTN_LAUNCH((pack_kernel<T>), dim3(blocks, 2), kThreads, 0, stream, bits(first), bits(middle), bits(last),
+                   static_cast<int>(problem.channels), static_cast<int>(problem.hidden), reinterpret_cast<uint4*>(along),
+                   reinterpret_cast<uint4*>(against));
+  });
+}
+
+void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, const float* input, const BFloat16* packed,
+                      const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream) {
+  with_tiling(problem, [&]<class T>(T) {
+    const auto launch = [&]<ConvolutionPass kPass>() {
+      launch_pass<T, kPass>(problem, input, packed, arrays, bias, output, workspace, stream);
+    };
+    switch (pass) {
+      case ConvolutionPass::kValue:
+        return launch.template operator()<ConvolutionPass::kValue>();
+      case ConvolutionPass::kProduct:
+        return launch.template operator()<ConvolutionPass::kProduct>();
+      case ConvolutionPass::kTangent:
+        return launch.template operator()<ConvolutionPass::kTangent>();
+      case ConvolutionPass::kGradient:
+        return launch.template operator()<ConvolutionPass::kGradient>();
+    }
+  });
+}
+
+void gather_taps(const ConvolutionProblem& problem, const float* image, bool against, BFloat16* taps, void* stream) {
+  with_tiling(problem, [&]<class T>(T) {
+    const Sizes sizes = sizes_of(problem);
+    const auto blocks = static_cast<unsigned>((sizes.positions * (T::kTaps / 4) + kThreads - 1) / kThreads);
+    INVATTN_LAUNCH((gather_kernel<T>), blocks, kThreads, 0, stream, sizes, image, against, bits(taps));
+  });
+}
+
+}  // namespace invattn::kernels::cuda
