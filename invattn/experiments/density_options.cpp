@@ -61,6 +61,7 @@ void DensityOptions::validate() const {
   require_count(batch, 1, "batch");
   require_count(warm_up, 0, "warm_up");
   require_count(cool_down, 0, "cool_down");
+  require_count(measured_images, 0, "measured_images");
   require_count(crop, 0, "crop");
   require_count(report_every, 1, "report_every");
   require_count(evaluate_every, 0, "evaluate_every");

@@ -97,6 +97,7 @@ struct DensityOptions {
   int64_t cool_down = 0;  ///< steps at the end over which it falls to nothing
   DensityLogDet log_det{.estimator = DensityEstimator::kSeries};
   GuardOptions guard{.iterations = 4};  ///< every batch has other images: one iteration from the vectors of the last would fall short
+  int64_t measured_images = 256;        ///< training images on which the constants of attention blocks are measured at the end; 0: all
   bool flip = true;                     ///< images are mirrored at random
   int64_t crop = 0;                     ///< images are moved at random by so many pixels at most, black coming in from the edge
   DensityPrecision precision = DensityPrecision::kTf32;
@@ -123,6 +124,7 @@ struct DensityOptions {
     field("cool_down", self.cool_down, "steps at the end over which it falls to nothing");
     field("log_det", self.log_det, "how log-determinants are found in training");
     field("guard", self.guard, "how attention blocks of policy guarded are held");
+    field("measured_images", self.measured_images, "training images on which their constants are measured at the end; 0: all");
     field("flip", self.flip, "mirror images at random");
     field("crop", self.crop, "move images at random by so many pixels at most");
     field("precision", self.precision, "of convolutions while training on a GPU: float32, tf32 or bf16");

@@ -43,8 +43,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "density";
-constexpr int kBackOffs = 3;        // times that a training that went astray starts again from its last checkpoint
-constexpr int64_t kMeasured = 256;  // images on which the constants of attention blocks are measured at the end
+constexpr int kBackOffs = 3;  // times that a training that went astray starts again from its last checkpoint
 constexpr int64_t kPlanePixels = 200;
 
 /// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient; and the largest local constant since the last
@@ -348,7 +347,8 @@ class Training {
     if (guard_->size() > 0) {
       progress_.show("measuring the local constants of the attention");
       at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "measure"));
-      std::vector<at::Tensor> batches = train_.slice(0, 0, kMeasured).split(64);
+      const int64_t count = options_.measured_images > 0 ? std::min(options_.measured_images, train_.size(0)) : train_.size(0);
+      std::vector<at::Tensor> batches = train_.slice(0, 0, count).split(64);
       for (at::Tensor& batch : batches) batch = flow_input(batch, /*channels_last=*/false);
       for (const Certificate& certificate :
            guard_->finish([this](const at::Tensor& x) { flow_->forward(x); }, batches, "training images")) {

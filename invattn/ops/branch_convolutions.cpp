@@ -48,6 +48,7 @@ Packed pack(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   const auto problem = problem_of(x, weights[1].size(0));
   const auto count = static_cast<int64_t>(kernels::cuda::packed_weights(problem));
   std::vector<at::Tensor> parts;
+  parts.reserve(weights.size());
   for (const auto& weight : weights) parts.push_back(weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
   Packed result{at::empty({count}, parts[0].options().memory_format(std::nullopt)),
                 at::empty({count}, parts[0].options().memory_format(std::nullopt))};
