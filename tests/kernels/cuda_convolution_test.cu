@@ -126,9 +126,8 @@ struct Branch {
     return times(taps(image, 1), 9 * p.channels, p.hidden, [&](int64_t k, int64_t n) { return number(first[n * 9 * p.channels + k]); });
   }
   std::vector<double> enter_against(const std::vector<double>& image) const {
-    return times(taps(image, -1), 9 * p.channels, p.hidden, [&](int64_t k, int64_t n) {
-      return number(last[(k % p.channels * 9 + k / p.channels) * p.hidden + n]);
-    });
+    return times(taps(image, -1), 9 * p.channels, p.hidden,
+                 [&](int64_t k, int64_t n) { return number(last[(k % p.channels * 9 + k / p.channels) * p.hidden + n]); });
   }
   std::vector<double> across(const std::vector<double>& inside) const {
     return times(inside, p.hidden, p.hidden, [&](int64_t k, int64_t n) { return number(middle[n * p.hidden + k]); });
@@ -194,9 +193,7 @@ struct OnDevice {
         workspace(cuda::pass_workspace_bytes(b.p)) {
     pack();
   }
-  void pack() {
-    cuda::pack_weights(branch.p, first.data, middle.data, last.data, along.data, against.data, nullptr);
-  }
+  void pack() { cuda::pack_weights(branch.p, first.data, middle.data, last.data, along.data, against.data, nullptr); }
   std::vector<float> run(ConvolutionPass pass, const Device<float>& input, const ConvolutionArrays& given) {
     const bool forth = pass == ConvolutionPass::kValue || pass == ConvolutionPass::kTangent;
     cuda::convolution_pass(branch.p, pass, input.data, forth ? along.data : against.data, given,
@@ -230,7 +227,8 @@ void check(const ConvolutionProblem& problem, unsigned seed) {
   constexpr double kRounding = 1.0 / 256, kSum = 2e-3;
   const auto slope = [](double product, double a) { return product * (a > 0 ? 1 : a + 1); };
 
-  const auto value = device.run(ConvolutionPass::kValue, device.x, {.biases = {device.bias0.data, device.bias1.data}, .results = {a1.data, a2.data}});
+  const auto value =
+      device.run(ConvolutionPass::kValue, device.x, {.biases = {device.bias0.data, device.bias1.data}, .results = {a1.data, a2.data}});
   auto z1 = with_bias(branch.enter(Branch::in(branch.x)), 0);
   auto z2 = with_bias(branch.across(z1), 1);
   expect(name + "a_1", a1.host(), z1, kRounding);
@@ -251,8 +249,9 @@ void check(const ConvolutionProblem& problem, unsigned seed) {
   const auto alone = device.run(ConvolutionPass::kProduct, device.u, {.activations = {a1.data, a2.data}});
   expect(name + "J'u alone", alone, Numbers(product.begin(), product.end()), 0);
 
-  const auto tangent = device.run(ConvolutionPass::kTangent, device.v,
-                                  {.activations = {a1.data, a2.data}, .other = {q1.data, q2.data}, .results = {p1.data, p2.data}, .changes = {c1.data, c2.data}});
+  const auto tangent = device.run(
+      ConvolutionPass::kTangent, device.v,
+      {.activations = {a1.data, a2.data}, .other = {q1.data, q2.data}, .results = {p1.data, p2.data}, .changes = {c1.data, c2.data}});
   const auto raw1 = branch.enter(Branch::in(branch.v));
   const auto s1 = each(raw1, z1, slope);
   const auto raw2 = branch.across(s1);
@@ -334,10 +333,11 @@ void time(const ConvolutionProblem& problem) {
   };
   const double operations = 2.0 * double(branch.positions()) * double(problem.hidden) * double(problem.hidden + 18 * problem.channels);
   const double of_value = pass(ConvolutionPass::kValue, value), of_product = pass(ConvolutionPass::kProduct, product);
-  std::printf("%ldx%ldx%ldx%ld, %ld inside: value %.4f, product %.4f (%.0f TFLOP/s), kept %.4f, tangent %.4f, gradient %.4f, packing %.4f ms\n",
-              long(problem.batch), long(problem.channels), long(problem.height), long(problem.width), long(problem.hidden), of_value,
-              of_product, operations / of_product / 1e9, pass(ConvolutionPass::kProduct, kept), pass(ConvolutionPass::kTangent, tangent),
-              pass(ConvolutionPass::kGradient, gradient), milliseconds([&] { device.pack(); }));
+  std::printf(
+      "%ldx%ldx%ldx%ld, %ld inside: value %.4f, product %.4f (%.0f TFLOP/s), kept %.4f, tangent %.4f, gradient %.4f, packing %.4f ms\n",
+      long(problem.batch), long(problem.channels), long(problem.height), long(problem.width), long(problem.hidden), of_value, of_product,
+      operations / of_product / 1e9, pass(ConvolutionPass::kProduct, kept), pass(ConvolutionPass::kTangent, tangent),
+      pass(ConvolutionPass::kGradient, gradient), milliseconds([&] { device.pack(); }));
 }
 #endif
 

@@ -16,6 +16,7 @@
 //   1  bulk copies, 16 bytes at a time to and from memory: 0.056, 0.045, 0.041 (J v with all that it leaves: 0.113, 0.063, 0.047)
 //   2  products of groups (wgmma), blocks share columns, a thread of its own that brings slices, reads that do not wait for each other: 0.037,
 //      0.025, 0.030 (0.092, 0.041, 0.036). Clusters of two that share what is brought: 0.038, 0.026, 0.031, so that there are none.
+//   3  surroundings by tiles, all arrays read ahead of the products: 0.035, 0.024, 0.028 (0.064, 0.029, 0.033)
 
 #include "invattn/kernels/cuda/convolution.h"
 
@@ -28,9 +29,9 @@ namespace {
 
 constexpr int kThreads = 256;                // that compute
 constexpr int kAllThreads = kThreads + 128;  // and the group that has the weights brought
-constexpr int kChunk = 128;               // columns of the inside at a time
+constexpr int kChunk = 128;                  // columns of the inside at a time
 constexpr int kLargestHidden = 512;
-constexpr int kTileBytes = 512;  // of a left factor, 16 x 16
+constexpr int kTileBytes = 512;   // of a left factor, 16 x 16
 constexpr int kColumnBytes = 32;  // of a right factor, 16 rows: one column
 
 /// What differs between numbers of channels.
@@ -84,13 +85,9 @@ Sizes sizes_of(const ConvolutionProblem& p) {
 /// Which column of 32 is column `n` of tile `c` of four.
 __device__ __forceinline__ int inside_column(int c, int n) { return n / 2 * 8 + c * 2 + n % 2; }
 /// Which of the inside is row `slot` of a product: tiles 2 j and 2 j + 1 of 32 columns are 16 rows.
-__device__ __forceinline__ int inside_row(int slot) {
-  return slot / 32 * 32 + inside_column(slot % 32 / 8, slot % 8);
-}
+__device__ __forceinline__ int inside_row(int slot) { return slot / 32 * 32 + inside_column(slot % 32 / 8, slot % 8); }
 /// Which entry of the surroundings is row `slot`: lane t of 16 rows has 2 t, 2 t + 1, 2 t + 8, 2 t + 9, four entries in a row.
-__device__ __forceinline__ int gathered_row(int slot) {
-  return slot / 16 * 16 + slot % 8 / 2 * 4 + slot % 16 / 8 * 2 + slot % 2;
-}
+__device__ __forceinline__ int gathered_row(int slot) { return slot / 16 * 16 + slot % 8 / 2 * 4 + slot % 16 / 8 * 2 + slot % 2; }
 
 /// Entry (row, column) of the matrix that a slice belongs to.
 struct Packing {
@@ -106,9 +103,7 @@ struct Packing {
     const int tap = row / channels, channel = row % channels;
     return against ? last[(channel * 9 + tap) * hidden + column] : first[(column * 9 + tap) * channels + channel];
   }
-  __device__ uint16_t between(int row, int column) const {
-    return against ? middle[row * hidden + column] : middle[column * hidden + row];
-  }
+  __device__ uint16_t between(int row, int column) const { return against ? middle[row * hidden + column] : middle[column * hidden + row]; }
   /// From the inside to the taps.
   __device__ uint16_t leaving(int row, int column) const {
     if (column >= 9 * channels) return 0;
@@ -187,8 +182,8 @@ struct Place {
 };
 
 /// Four channels of a position's neighbour. Nothing waits for them before they are used.
-__device__ __forceinline__ float4 neighbour_of(const Sizes& sizes, const float* image, bool against, int position, const Place& place, int tap,
-                                               int channel) {
+__device__ __forceinline__ float4 neighbour_of(const Sizes& sizes, const float* image, bool against, int position, const Place& place,
+                                               int tap, int channel) {
   const int on = place.neighbour(sizes, tap, against);
   const bool there = tap < 9 && position < sizes.positions && on != Place::kNone;
   const float* from = image + static_cast<int64_t>(there ? position + on : 0) * sizes.channels + channel;
@@ -329,9 +324,7 @@ struct Places {
   __device__ int64_t index(int group, int upper) const { return static_cast<int64_t>(first + upper * 8) * hidden + column + group * 32; }
 };
 
-__device__ __forceinline__ uint4 eight_at(const uint16_t* array, int64_t index) {
-  return *reinterpret_cast<const uint4*>(array + index);
-}
+__device__ __forceinline__ uint4 eight_at(const uint16_t* array, int64_t index) { return *reinterpret_cast<const uint4*>(array + index); }
 __device__ __forceinline__ uint32_t pair_of(const uint4& eight, int c) {
   return c == 0 ? eight.x : c == 1 ? eight.y : c == 2 ? eight.z : eight.w;
 }
@@ -340,7 +333,8 @@ __device__ __forceinline__ uint32_t pair_of(const uint4& eight, int c) {
 /// wanted, by this block (`keep`). `known` are the activations there, `others` of the layer's other array.
 template <ConvolutionPass kPass, int kBlocks>
 __device__ __forceinline__ void activate(const Sums<kBlocks, 8>& sums, const uint4 (&known)[2 * kBlocks][2],
-                                         const uint4 (&others)[2 * kBlocks][2], const Layer& layer, const Places& places, bool keep, char* to) {
+                                         const uint4 (&others)[2 * kBlocks][2], const Layer& layer, const Places& places, bool keep,
+                                         char* to) {
 #pragma unroll
   for (int group = 0; group < 2 * kBlocks; ++group) {
     uint4 bias{0, 0, 0, 0};
@@ -358,7 +352,8 @@ __device__ __forceinline__ void activate(const Sums<kBlocks, 8>& sums, const uin
           rounded[upper][c] = pack_bfloat16(elu(pair[0] + low_bfloat16(pair_of(bias, c))), elu(pair[1] + high_bfloat16(pair_of(bias, c))));
         } else {
           const float at_low = low_bfloat16(pair_of(known[group][upper], c)), at_high = high_bfloat16(pair_of(known[group][upper], c));
-          const float other_low = low_bfloat16(pair_of(others[group][upper], c)), other_high = high_bfloat16(pair_of(others[group][upper], c));
+          const float other_low = low_bfloat16(pair_of(others[group][upper], c)),
+                      other_high = high_bfloat16(pair_of(others[group][upper], c));
           float result_low = times_slope(pair[0], at_low), result_high = times_slope(pair[1], at_high);
           if constexpr (kPass == ConvolutionPass::kGradient) result_low += other_low, result_high += other_high;
           rounded[upper][c] = pack_bfloat16(result_low, result_high);
@@ -468,7 +463,8 @@ __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, c
     sums.clear();
     for (int slice = 0; slice < sizes.hidden / T::kMiddle; ++slice) {
       const char* weights = stream.take();
-      sums.template add<T::kMiddle>(inside + tile * inside_bytes + slice * (T::kMiddle / 16) * kTileBytes + lane * 16, weights, kChunk, group);
+      sums.template add<T::kMiddle>(inside + tile * inside_bytes + slice * (T::kMiddle / 16) * kTileBytes + lane * 16, weights, kChunk,
+                                    group);
       stream.done();
     }
     if (chunk >= static_cast<int>(gridDim.y)) meet();  // the last part has been read
@@ -529,7 +525,8 @@ __global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool 
 #pragma unroll
     for (int tap = 0; tap < 9; ++tap) {
       const int on = place.neighbour(sizes, tap, against);
-      const float* from = taps + static_cast<int64_t>(on == Place::kNone ? position : position + on) * T::kTaps + tap * sizes.channels + channel;
+      const float* from =
+          taps + static_cast<int64_t>(on == Place::kNone ? position : position + on) * T::kTaps + tap * sizes.channels + channel;
       parts[tap] = on == Place::kNone ? float4{0, 0, 0, 0} : *reinterpret_cast<const float4*>(from);
     }
 #pragma unroll
@@ -571,10 +568,11 @@ void launch_pass(const ConvolutionProblem& problem, const float* input, const BF
   const auto blocks = [](int64_t count, int64_t size) { return static_cast<unsigned>((count + size - 1) / size); };
   auto* taps = static_cast<float*>(workspace);
   const int shares = std::min(T::kShares, sizes.hidden / kChunk);
-  INVATTN_LAUNCH((pass_kernel<T, kPass>), dim3(blocks(sizes.positions, T::kRows), static_cast<unsigned>(shares)), kAllThreads, T::shared_bytes(sizes.hidden), stream, sizes, input,
-                 reinterpret_cast<const char*>(packed), layer(kAgainst ? 1 : 0), layer(kAgainst ? 0 : 1), taps);
-  INVATTN_LAUNCH((collect_kernel<T>), blocks(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps, shares, kAgainst,
-                 bits(bias), output);
+  INVATTN_LAUNCH((pass_kernel<T, kPass>), dim3(blocks(sizes.positions, T::kRows), static_cast<unsigned>(shares)), kAllThreads,
+                 T::shared_bytes(sizes.hidden), stream, sizes, input, reinterpret_cast<const char*>(packed), layer(kAgainst ? 1 : 0),
+                 layer(kAgainst ? 0 : 1), taps);
+  INVATTN_LAUNCH((collect_kernel<T>), blocks(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps, shares,
+                 kAgainst, bits(bias), output);
 }
 
 }  // namespace
