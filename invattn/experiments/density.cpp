@@ -14,6 +14,7 @@
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density_data.h"
+#include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/metrics/bits_per_dimension.h"
@@ -35,7 +36,7 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   const at::NoGradGuard no_grad;
   const FullPrecision precise;
   const at::Device device = flow.parameters().front().device();
-  const int64_t count = options.images > 0 ? std::min(options.images, data.size(0)) : data.size(0);
+  const int64_t count = chosen_count(options.images, data.size(0));
   require(count > 1, "density", "expected at least two images, got ", count, ".");
   const int64_t undone = std::min(options.inverse_images, count);
   const DensityLogDet log_det = options.log_det.covering(flow.options().constant);

@@ -347,7 +347,7 @@ class Training {
     if (guard_->size() > 0) {
       progress_.show("measuring the local constants of the attention");
       at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "measure"));
-      const int64_t count = options_.measured_images > 0 ? std::min(options_.measured_images, train_.size(0)) : train_.size(0);
+      const int64_t count = chosen_count(options_.measured_images, train_.size(0));
       std::vector<at::Tensor> batches = train_.slice(0, 0, count).split(64);
       for (at::Tensor& batch : batches) batch = flow_input(batch, /*channels_last=*/false);
       for (const Certificate& certificate :

@@ -252,7 +252,7 @@ class Training {
     DetectionOutcome outcome{.finished = true, .epoch = options_.epochs};
     if (guard_->size() > 0) {
       progress_.show("measuring the local constants of the attention");
-      const int64_t count = options_.measured_images > 0 ? std::min(options_.measured_images, train_.size(0)) : train_.size(0);
+      const int64_t count = chosen_count(options_.measured_images, train_.size(0));
       std::vector<at::Tensor> batches = train_.slice(0, 0, count).narrow(1, 0, 3).split(kMeasuredBatch);
       const auto forward = [this](const at::Tensor& images) { detector_->forward(images.to(at::kFloat)); };
       for (const Certificate& certificate : guard_->finish(forward, batches, "training images")) {

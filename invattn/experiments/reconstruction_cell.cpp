@@ -317,7 +317,7 @@ class CellRun {
 
   // ---- measuring
 
-  int64_t measured(int64_t count) const { return options_.measured_images > 0 ? std::min(options_.measured_images, count) : count; }
+  int64_t measured(int64_t count) const { return chosen_count(options_.measured_images, count); }
 
   at::Tensor constants(const Images& images) {
     std::vector<at::Tensor> parts;

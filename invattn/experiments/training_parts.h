@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstdint>
 
 // What the trainings of flows and of detectors have in common.
@@ -30,6 +31,9 @@ class Batches {
   at::Tensor order_;  // of the epoch
   int64_t epoch_ = -1;
 };
+
+/// So many of the images there are as an option wants; 0: all.
+inline int64_t chosen_count(int64_t wanted, int64_t images) { return wanted > 0 ? std::min(wanted, images) : images; }
 
 /// How many weights a network has.
 int64_t parameter_count(const torch::nn::Module& network);

@@ -99,6 +99,7 @@ TEST_F(Density, TheLearningRateGrowsAtTheBeginningAndFallsAtTheEnd) {
   ASSERT_EQ(rates.size(), expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(rates[i], expected[i], 1e-9) << "step " << i + 1;
   EXPECT_EQ(train("other", {"--set", "cool_down=-1"}).exit_code, 2);
+  EXPECT_EQ(train("other", {"--set", "measured_images=-1"}).exit_code, 2);
 }
 
 TEST_F(Density, TheRouletteCoversTheConstant) {
