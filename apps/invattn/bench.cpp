@@ -456,12 +456,13 @@ std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
     }
     Axis horizontal{.low = places.front(), .high = places.back(), .logarithmic = true};
     for (const double place : places) horizontal.ticks.emplace_back(place, std::to_string(static_cast<int64_t>(place)));
-    Plot plot(drawing, panels.x(axis), panels.y(axis), Panels::kWidth, Panels::kHeight, horizontal, axis_around(all, true));
+    const Axis vertical = axis_around(all, true);
+    Plot plot(drawing, panels.x(axis), panels.y(axis), Panels::kWidth, Panels::kHeight, horizontal, vertical);
     plot.labels(kFlowAxes[axis].name, kFlowAxes[axis].name, axis == 0 ? "ms a step" : "");
-    std::vector<double> proportion;
-    proportion.reserve(places.size());
-    for (const double place : places) proportion.push_back(times.back() * place / places.back());
-    plot.curve(places, proportion, {.colour = kMuted, .width = 1.5, .dashed = true});
+    // In proportion to the largest: a straight line, from where it comes into the picture.
+    const double share = times.back() / places.back();
+    const double first = std::max(places.front(), vertical.low / share);
+    plot.curve({first, places.back()}, {first * share, times.back()}, {.colour = kMuted, .width = 1.5, .dashed = true});
     plot.curve(places, times, {.colour = kBlue, .width = 2});
   }
   return drawing.png();

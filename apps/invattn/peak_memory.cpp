@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 
 namespace invattn::tool {
@@ -32,6 +33,7 @@ c10::CachingAllocator::Stat allocated_on(at::Device device) {
 
 PeakMemory::PeakMemory(at::Device device) : device_(device) {
   if (!device_.is_cpu()) {
+    at::empty({1}, device_);  // before the first tensor there, torch knows no such device and has no figures of it
     at::accelerator::resetPeakStats(device_.has_index() ? device_.index() : at::accelerator::getDeviceIndex());
     before_ = allocated_on(device_).current;
     return;
