@@ -114,6 +114,11 @@ at::Tensor constrain(const at::Tensor& weight, const at::Tensor& norm, double co
   return constant > 0 ? weight * (norm / constant).clamp_min(1).reciprocal() : weight;
 }
 
+std::vector<at::Tensor> constrained_matrices(const std::vector<at::Tensor>& weights, const std::vector<double>& constants) {
+  RECORD_USER_SCOPE("spectral norms");
+  return limited_matrices(weights, constants);
+}
+
 ConvolutionNorm::ConvolutionNorm(int64_t inputs, int64_t height, int64_t width, PowerIterationOptions options) : options_(options) {
   require(inputs > 0 && height > 0 && width > 0, "ConvolutionNorm", "expected inputs and an image size, got ", inputs, " channels of ",
           height, " x ", width, ".");

@@ -14,6 +14,9 @@ at::Tensor spectral_norm(const at::Tensor& matrix);
 /// weight / max(1, norm / constant): the paper's invertible convolution (section 2.2). A constant of 0 means unconstrained.
 at::Tensor constrain(const at::Tensor& weight, const at::Tensor& norm, double constant);
 
+/// Several matrices, each constrained by its own spectral norm: on a GPU a launch or two whatever their number.
+std::vector<at::Tensor> constrained_matrices(const std::vector<at::Tensor>& weights, const std::vector<double>& constants);
+
 /// How far a power iteration goes.
 struct PowerIterationOptions {
   double tolerance = 1e-4;       ///< stop when the estimate, and by their trend all later ones, change by at most this fraction

@@ -5,8 +5,10 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <ostream>
@@ -123,10 +125,6 @@ PointwiseMapImpl::PointwiseMapImpl(int64_t inputs, int64_t outputs, bool with_bi
   const double width = 1 / std::sqrt(static_cast<double>(inputs));  // as torch's convolutions begin
   weight = register_parameter("weight", at::empty({outputs, inputs}).uniform_(-width, width));
   if (with_bias) bias = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));
-}
-
-at::Tensor PointwiseMapImpl::constrained_weight() const {
-  return constant_ > 0 ? constrain(weight, spectral_norm(weight), constant_) : weight;
 }
 
 void PointwiseMapImpl::project() {
@@ -253,23 +251,33 @@ AttentionImpl::Affine AttentionImpl::score_map() const {
 }
 
 AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
+  const std::array holders{&query_, &key_, &concat_, &value_, &output_};
+  std::vector<at::Tensor> weights;
+  std::vector<double> constants;
+  for (const auto* map : holders) {
+    weights.push_back(map->is_empty() ? at::Tensor() : (*map)->weight);
+    constants.push_back(map->is_empty() ? 0 : (*map)->constant());
+  }
+  weights = constrained_matrices(weights, constants);
+  enum : std::uint8_t { kQuery, kKey, kConcat, kValue, kOutput };
+
   Maps result;
   if (has_embedding(options_.kind)) {
-    result.query = {query_->constrained_weight(), query_->bias};
-    result.key = {key_->constrained_weight(), key_->bias};
+    result.query = {weights[kQuery], query_->bias};
+    result.key = {weights[kKey], key_->bias};
   }
   if (options_.score_scale != 1 || options_.score_shift != 0) {
     result.query = result.key = score_map();
   }
   if (options_.kind == AttentionKind::kConcatenation) {
     const auto [query, key] =
-        composed_scores(concat_->constrained_weight(), {result.query.weight, result.query.bias}, {result.key.weight, result.key.bias});
+        composed_scores(weights[kConcat], {result.query.weight, result.query.bias}, {result.key.weight, result.key.bias});
     result.query = {query.weight, query.bias};
     result.key = {key.weight, key.bias};
   }
-  result.value = {value_->constrained_weight(), value_->bias};
+  result.value = {weights[kValue], value_->bias};
   if (options_.output == OutputMap::kLinear) {
-    auto weight = output_->constrained_weight();
+    auto weight = weights[kOutput];
     if (options_.policy == Policy::kStrict) {
       const auto constant_of_attention = bound(result, positions).total();
       weight = constrain(weight, spectral_norm(weight) * constant_of_attention, options_.constant);

@@ -154,7 +154,7 @@ class PointwiseMapImpl : public torch::nn::Module {
  public:
   PointwiseMapImpl(int64_t inputs, int64_t outputs, bool bias, double constant);
 
-  at::Tensor constrained_weight() const;  ///< (outputs, inputs), differentiable
+  double constant() const { return constant_; }  ///< 0: not held
   void project();
   void scale(double factor);
   void pretty_print(std::ostream& stream) const override;

@@ -80,11 +80,61 @@ TEST_P(LargestSingularValue, NotContiguous) {
   EXPECT_NEAR(largest_singular_value(here(matrix).t()).item<double>(), largest_singular_value(matrix).item<double>(), 1e-5);
 }
 
+at::Tensor limited_by_decomposition(const at::Tensor& matrix, double constant) {
+  return constant > 0 ? matrix / (at::linalg_svdvals(matrix).select(0, 0) / constant).clamp_min(1) : matrix;
+}
+
+/// Each matrix above and below its constant, none, a wide and a tall one, zeros, and more than a launch takes.
+TEST_P(LargestSingularValue, LimitedMatricesAndTheirGradients) {
+  const std::vector<std::vector<int64_t>> shapes{{32, 32}, {12, 12}, {1, 24}, {7, 3},   {48, 48},
+                                                 {5, 5},   {33, 40}, {2, 2},  {32, 32}, {64, 64}};
+  std::vector<double> constants{0.9, 100, 0.5, 0.9, 0, 0.9, 0.8, 0.9, 0.7, 0.6};
+  std::vector<at::Tensor> here_matrices;
+  std::vector<at::Tensor> matrices;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto matrix = (i == 5 ? 0.0 : 1.0) * random(shapes[i], 31 + static_cast<int64_t>(i));
+    matrices.push_back(matrix.clone().requires_grad_(true));
+    here_matrices.push_back(here(matrix).requires_grad_(true));
+  }
+  const auto found = limited_matrices(here_matrices, constants);
+  ASSERT_EQ(found.size(), matrices.size());
+  at::Tensor sum = at::zeros({}, at::kDouble);
+  at::Tensor expected = at::zeros({}, at::kDouble);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (i == 5) {
+      EXPECT_EQ(found[i].abs().max().item<double>(), 0);
+      continue;  // where the largest of equal singular values has no derivative
+    }
+    const auto wanted = limited_by_decomposition(matrices[i], constants[i]);
+    EXPECT_LT(max_difference(found[i].cpu(), wanted), 1e-11) << i;
+    const auto weight = random(shapes[i], 71 + static_cast<int64_t>(i));
+    sum = sum + (found[i].cpu() * weight).sum();
+    expected = expected + (wanted * weight).sum();
+  }
+  sum.backward();
+  expected.backward();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (i != 5) EXPECT_LT(max_difference(here_matrices[i].grad().cpu(), matrices[i].grad()), 1e-10) << i;
+  }
+}
+
+TEST_P(LargestSingularValue, LimitedMatricesHaveSecondDerivatives) {
+  const auto limited = [this](const at::Tensor& matrix) { return limited_matrices({here(matrix).t()}, {0.9})[0].cpu(); };
+  const auto matrix = random({5, 6}, 41);
+  const auto direction = random({5, 6}, 42);
+  const auto cotangent = random({6, 5}, 43);
+  const auto x = matrix.clone().requires_grad_(true);
+  const auto again = gradient((gradient((limited(x) * cotangent).sum(), x, /*create_graph=*/true) * direction).sum(), x);
+  const auto slope = [&](const at::Tensor& at) { return gradient((limited(at) * cotangent).sum(), at); };
+  EXPECT_LT(max_difference(again, directional_difference_of_gradient(slope, matrix, direction)), 1e-6);
+}
+
 TEST(LargestSingularValueOnADevice, cuda_WhatIsNotANumberStaysOne) {
   if (!testing::has_gpu()) GTEST_SKIP() << "needs a GPU, and there is none";
   auto matrix = random({4, 4}, 5, at::kFloat);
   matrix[2][3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_TRUE(largest_singular_value(matrix.to(at::kCUDA)).isnan().item<bool>());
+  EXPECT_TRUE(limited_matrices({matrix.to(at::kCUDA)}, {0.9})[0].isnan().all().item<bool>());
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, LargestSingularValue, ::testing::Values(at::kCPU, at::kCUDA),

@@ -34,11 +34,17 @@ void convolution_pass(const ConvolutionProblem&, ConvolutionPass, const float*, 
 void gather_taps(const ConvolutionProblem&, const float*, bool, BFloat16*, void*) { absent(); }
 bool norm_covers(int64_t, int64_t) { return false; }
 template <class T>
-void spectral_norm(const T*, int64_t, int64_t, T*, T*, T*, void*) {
+void spectral_norms(const LimitedMatrix<T>*, int, void*) {
   absent();
 }
-template void spectral_norm<float>(const float*, int64_t, int64_t, float*, float*, float*, void*);
-template void spectral_norm<double>(const double*, int64_t, int64_t, double*, double*, double*, void*);
+template <class T>
+void limited_gradients(const LimitedMatrix<T>*, int, void*) {
+  absent();
+}
+template void spectral_norms<float>(const LimitedMatrix<float>*, int, void*);
+template void spectral_norms<double>(const LimitedMatrix<double>*, int, void*);
+template void limited_gradients<float>(const LimitedMatrix<float>*, int, void*);
+template void limited_gradients<double>(const LimitedMatrix<double>*, int, void*);
 bool covers(const SwishProblem&) { return false; }
 template <class T>
 void swish_forward(const SwishProblem&, const T*, const float*, T*, void*) {

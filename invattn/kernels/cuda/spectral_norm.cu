@@ -1,9 +1,10 @@
-// The spectral norm of a small matrix, by squaring its Gram matrix: after k squarings it is the 2^k-th power, of which nothing is left but
-// the direction of the largest singular value.
+// The spectral norms of small matrices, and the matrices limited by them. A norm is found by squaring the Gram matrix: after k squarings it
+// is the 2^k-th power, of which nothing is left but the direction of the largest singular value.
 //
 // Why not a decomposition: torch's goes to the CPU or takes milliseconds on the device, and neither can be part of a CUDA graph of a
-// training step. One block does it in microseconds. Whatever the gap to the next singular value, 24 squarings in double leave the norm off
-// by at most log(n) / 2^25 of itself; they stop where the matrix has become of rank one, mostly after 8 to 14.
+// training step. One block a matrix does it in microseconds, and all matrices of an attention block are one launch. Whatever the gap to
+// the next singular value, 24 squarings in double leave the norm off by at most log(n) / 2^25 of itself; they stop where the matrix has
+// become of rank one, mostly after 8 to 14.
 
 #include "invattn/kernels/cuda/spectral_norm.h"
 
@@ -32,9 +33,52 @@ __device__ double trace_of(const double* square, int side, double* partial) {
   return block_sum(mine, partial);
 }
 
-/// One block. `side` is the smaller of rows and columns.
+/// square = power^2 / trace^2, of symmetric matrices.
+__device__ void next_power(const double* power, double* square, int side, double trace) {
+  const double scale = 1 / (trace * trace);
+  if (side % 2 != 0 || side * side <= kThreads) {
+    for (int at = threadIdx.x; at < side * side; at += kThreads) {
+      double sum = 0;
+      for (int d = 0; d < side; ++d) sum += power[(at / side) * side + d] * power[d * side + at % side];  // neighbours read neighbours
+      square[at] = sum * scale;
+    }
+    return;
+  }
+  // Two by two entries a thread: half as many reads. A column is read as the row that it equals.
+  const int half = side / 2;
+  for (int at = threadIdx.x; at < half * half; at += kThreads) {
+    const int row = 2 * (at / half), column = 2 * (at % half);
+    double sum[2][2] = {};
+    for (int d = 0; d < side; ++d) {
+      const double* of = power + d * side;
+      for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 2; ++j) sum[i][j] += of[row + i] * of[column + j];
+      }
+    }
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < 2; ++j) square[(row + i) * side + column + j] = sum[i][j] * scale;
+    }
+  }
+}
+
 template <class T>
-__global__ void norm_kernel(const T* matrix, int rows, int columns, T* norm, T* left, T* right) {
+struct Matrices {
+  LimitedMatrix<T> of[kMatricesAtOnce];
+};
+
+/// What to multiply a matrix by; of what is not a number, no number.
+template <class T>
+__device__ T limit(T norm, T constant) {
+  const T ratio = norm / constant;
+  return ratio <= 1 ? T(1) : T(1) / ratio;
+}
+
+/// One block a matrix. `side` is the smaller of rows and columns.
+template <class T>
+__global__ void norm_kernel(Matrices<T> matrices) {
+  const LimitedMatrix<T>& task = matrices.of[blockIdx.x];
+  const T* matrix = task.matrix;
+  const int rows = static_cast<int>(task.rows), columns = static_cast<int>(task.columns);
   const bool wide = rows < columns;
   const int side = wide ? rows : columns;
   const int depth = wide ? columns : rows;
@@ -52,11 +96,7 @@ __global__ void norm_kernel(const T* matrix, int rows, int columns, T* norm, T* 
   __syncthreads();
   double trace = trace_of(power, side, partial);
   for (int k = 0; k < kSquarings && trace > 0; ++k) {
-    for (int at = threadIdx.x; at < side * side; at += kThreads) {
-      double sum = 0;
-      for (int d = 0; d < side; ++d) sum += power[(at / side) * side + d] * power[d * side + at % side];  // neighbours read neighbours
-      square[at] = sum / (trace * trace);
-    }
+    next_power(power, square, side, trace);
     __syncthreads();
     double* const before = power;
     power = square;
@@ -84,10 +124,36 @@ __global__ void norm_kernel(const T* matrix, int rows, int columns, T* norm, T* 
   for (int d = threadIdx.x; d < depth; d += kThreads) {
     double sum = 0;
     for (int s = 0; s < side; ++s) sum += entry(s, d) * vector[s];
-    (wide ? right : left)[d] = static_cast<T>(largest == 0 ? 0.0 : sum / largest);
+    (wide ? task.right : task.left)[d] = static_cast<T>(largest == 0 ? 0.0 : sum / largest);
   }
-  for (int s = threadIdx.x; s < side; s += kThreads) (wide ? left : right)[s] = static_cast<T>(vector[s]);
-  if (threadIdx.x == 0) *norm = static_cast<T>(largest);
+  for (int s = threadIdx.x; s < side; s += kThreads) (wide ? task.left : task.right)[s] = static_cast<T>(vector[s]);
+  if (threadIdx.x == 0) *task.norm = static_cast<T>(largest);
+  if (task.limited == nullptr) return;
+  const T factor = limit(static_cast<T>(largest), task.constant);
+  for (int at = threadIdx.x; at < rows * columns; at += kThreads) task.limited[at] = matrix[at] * factor;
+}
+
+/// With f = constant / norm below 1, the derivative of f W: f (G - <G, W> / norm u v').
+template <class T>
+__global__ void gradient_kernel(Matrices<T> matrices) {
+  const LimitedMatrix<T>& task = matrices.of[blockIdx.x];
+  const int columns = static_cast<int>(task.columns), size = static_cast<int>(task.rows) * columns;
+  const T norm = *task.norm;
+  const T factor = limit(norm, task.constant);
+  double mine = 0;
+  for (int at = threadIdx.x; at < size; at += kThreads) mine += static_cast<double>(task.cotangent[at]) * task.matrix[at];
+  const double along = block_sum(mine, reinterpret_cast<double*>(shared_memory()));
+  const T pull = norm / task.constant < 1 ? T(0) : static_cast<T>(along / norm);
+  for (int at = threadIdx.x; at < size; at += kThreads) {
+    task.gradient[at] = factor * (task.cotangent[at] - pull * task.left[at / columns] * task.right[at % columns]);
+  }
+}
+
+template <class T>
+Matrices<T> packed(const LimitedMatrix<T>* matrices, int count) {
+  Matrices<T> result;
+  for (int i = 0; i < count; ++i) result.of[i] = matrices[i];
+  return result;
 }
 
 }  // namespace
@@ -98,13 +164,25 @@ bool norm_covers(int64_t rows, int64_t columns) {
 }
 
 template <class T>
-void spectral_norm(const T* matrix, int64_t rows, int64_t columns, T* norm, T* left, T* right, void* stream) {
-  const int64_t side = rows < columns ? rows : columns;
-  const int64_t bytes = (kThreads / 32 + 2 * side * side + side) * static_cast<int64_t>(sizeof(double));
-  INVATTN_LAUNCH(norm_kernel<T>, 1, kThreads, bytes, stream, matrix, static_cast<int>(rows), static_cast<int>(columns), norm, left, right);
+void spectral_norms(const LimitedMatrix<T>* matrices, int count, void* stream) {
+  int64_t largest = 0;
+  for (int i = 0; i < count; ++i) {
+    const int64_t side = matrices[i].rows < matrices[i].columns ? matrices[i].rows : matrices[i].columns;
+    largest = side > largest ? side : largest;
+  }
+  const int64_t bytes = (kThreads / 32 + 2 * largest * largest + largest) * static_cast<int64_t>(sizeof(double));
+  INVATTN_LAUNCH(norm_kernel<T>, count, kThreads, bytes, stream, packed(matrices, count));
 }
 
-template void spectral_norm<float>(const float*, int64_t, int64_t, float*, float*, float*, void*);
-template void spectral_norm<double>(const double*, int64_t, int64_t, double*, double*, double*, void*);
+template <class T>
+void limited_gradients(const LimitedMatrix<T>* matrices, int count, void* stream) {
+  INVATTN_LAUNCH(gradient_kernel<T>, count, kThreads, (kThreads / 32) * static_cast<int64_t>(sizeof(double)), stream,
+                 packed(matrices, count));
+}
+
+template void spectral_norms<float>(const LimitedMatrix<float>*, int, void*);
+template void spectral_norms<double>(const LimitedMatrix<double>*, int, void*);
+template void limited_gradients<float>(const LimitedMatrix<float>*, int, void*);
+template void limited_gradients<double>(const LimitedMatrix<double>*, int, void*);
 
 }  // namespace invattn::kernels::cuda
