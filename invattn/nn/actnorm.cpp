@@ -4,21 +4,35 @@
 #include <ATen/core/grad_mode.h>
 
 #include <ostream>
+#include <utility>
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/nn/recompute.h"
 
 namespace invattn {
 namespace {
 
 at::Tensor per_channel(const at::Tensor& values) { return values.view({1, -1, 1, 1}); }
 
+/// The shift and log scale that give x the mean 0 and the variance 1.
+std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
+  const auto channels_last = x.detach().transpose(0, 1).flatten(1);  // (C, B H W)
+  const auto mean = channels_last.mean(1);
+  const auto deviation = (channels_last - mean.unsqueeze(1)).square().mean(1).sqrt();
+  return {-mean, -deviation.clamp_min(1e-6).log()};
+}
+
 }  // namespace
 
 ActNormImpl::ActNormImpl(ActNormOptions options) : options_(options) {
   require(options_.channels > 0, "ActNorm", "expected a positive number of channels, got ", options_.channels, ".");
-  log_scale_ = register_parameter("log_scale", at::zeros({options_.channels}));
-  shift_ = register_parameter("shift", at::zeros({options_.channels}));
+  require(options_.follow >= 0 && options_.follow < 1, "ActNorm", "expected follow from 0 to below 1, got ", options_.follow, ".");
+  log_scale_ = at::zeros({options_.channels});
+  shift_ = at::zeros({options_.channels});
+  for (auto& [name, values] : {std::pair{"log_scale", &log_scale_}, std::pair{"shift", &shift_}}) {
+    *values = options_.follow > 0 ? register_buffer(name, *values) : register_parameter(name, *values);
+  }
   started_ = register_buffer("started", at::zeros({}));
 }
 
@@ -31,23 +45,34 @@ void ActNormImpl::check(const at::Tensor& x) const {
 
 at::Tensor ActNormImpl::forward(const at::Tensor& x) {
   check(x);
-  if (is_training() && x.numel() > 0 && !seen_) start(x);
+  if (is_training() && x.numel() > 0) {
+    if (!seen_) {
+      start(x);
+    } else if (options_.follow > 0 && !recomputing()) {
+      follow(x);
+    }
+  }
   return (x + per_channel(shift_)) * per_channel(log_scale_.exp());
 }
 
 void ActNormImpl::start(const at::Tensor& x) {
   if (started_.item<double>() == 0) {
     at::NoGradGuard no_grad;
-    const auto channels_last = x.detach().transpose(0, 1).flatten(1);  // (C, B H W)
-    const auto mean = channels_last.mean(1);
-    const auto deviation = (channels_last - mean.unsqueeze(1)).square().mean(1).sqrt();
-    require(mean.isfinite().all().item<bool>() && deviation.isfinite().all().item<bool>(), "ActNorm",
+    const auto [shift, log_scale] = standardising(x);
+    require(shift.isfinite().all().item<bool>() && log_scale.isfinite().all().item<bool>(), "ActNorm",
             "expected a finite first batch to start from, got NaN or infinity.");
-    shift_.copy_(-mean);
-    log_scale_.copy_(-deviation.clamp_min(1e-6).log());
+    shift_.copy_(shift);
+    log_scale_.copy_(log_scale);
     started_.fill_(1);
   }
   seen_ = true;
+}
+
+void ActNormImpl::follow(const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  const auto [shift, log_scale] = standardising(x);
+  shift_.lerp_(shift, 1 - options_.follow);
+  log_scale_.lerp_(log_scale, 1 - options_.follow);
 }
 
 std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& /*options*/) {

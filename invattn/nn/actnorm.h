@@ -8,14 +8,19 @@ namespace invattn {
 
 struct ActNormOptions {
   int64_t channels = 0;  ///< C of the input; has to be given
+  double follow = 0;     ///< 0: scale and shift are learned; else they follow the batches, and keep this much of themselves with each
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
     field("channels", self.channels, "channels of the input; has to be given");
+    field("follow", self.follow,
+          "0: scale and shift are learned; else they follow the batches, and keep this much of themselves with each");
   }
 };
 
-/// y = (x + shift) exp(log_scale), per channel. The first batch in training mode sets both so that y has mean 0 and variance 1.
+/// y = (x + shift) exp(log_scale), per channel. The first batch in training mode sets both so that y has mean 0 and variance 1. Then they
+/// are weights like others; or, with `follow`, every batch in training mode moves them a little towards what would make it so, and no
+/// gradient does: what lies behind is given numbers of the same size however the layers before it change.
 class ActNormImpl : public BijectionImpl {
  public:
   explicit ActNormImpl(ActNormOptions options);
@@ -31,9 +36,10 @@ class ActNormImpl : public BijectionImpl {
  private:
   void check(const at::Tensor& x) const;
   void start(const at::Tensor& x);
+  void follow(const at::Tensor& x);
 
   ActNormOptions options_;
-  at::Tensor log_scale_, shift_;  // (C)
+  at::Tensor log_scale_, shift_;  // (C), weights or, with `follow`, buffers
   at::Tensor started_;            // 1 once the first batch has been seen; floating, because Module::to converts every buffer
   bool seen_ = false;             // that `started_` is 1: asked once, or every training step would wait for the device
 };

@@ -69,6 +69,8 @@ void FlowOptions::validate() const {
           "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
   require(std::isfinite(attention_radius) && attention_radius > 0, kOrigin, "expected a positive attention_radius, got ", attention_radius,
           ".");
+  require(attention_follow >= 0 && attention_follow < 1, kOrigin, "expected attention_follow from 0 to below 1, got ", attention_follow,
+          ".");
   const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
   require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
           "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
@@ -112,9 +114,9 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
     }
     auto blocks = std::make_shared<SequentialImpl>();
     blocks->recompute(options_.recompute);
-    const auto add = [&, inside = channels](std::shared_ptr<BranchImpl> branch) {
+    const auto add = [&, inside = channels](std::shared_ptr<BranchImpl> branch, double follow = 0) {
       auto block = std::make_shared<SequentialImpl>();
-      if (options_.actnorm) block->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = inside}));
+      if (options_.actnorm) block->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = inside, .follow = follow}));
       block->push_back(std::make_shared<InvertibleResidualImpl>(std::move(branch)));
       blocks->push_back(block);
     };
@@ -134,7 +136,7 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
       add(std::move(branch));
     }
     for (int64_t block = 0; block < attention_count(options_, i); ++block) {
-      add(std::make_shared<AttentionImpl>(attention_options(options_, channels)));
+      add(std::make_shared<AttentionImpl>(attention_options(options_, channels)), options_.attention_follow);
     }
     register_module("scale" + std::to_string(i), blocks);
     const bool splits = options_.split && i + 1 < options_.blocks.size();

@@ -83,6 +83,7 @@ struct FlowOptions {
   AttentionPreset attention_preset = AttentionPreset::kGuarded;  ///< their other options
   std::vector<int64_t> attention_blocks{1};  ///< how many of them stand behind the blocks of each scale; 0 where not given
   double attention_radius = 3;               ///< preset strict: entries beyond are clipped inside the branch
+  double attention_follow = 0;               ///< of the ActNorm in front of attention (ActNormOptions::follow)
   FlowPrior prior = FlowPrior::kLearned;     ///< the distribution of the latents
   bool recompute = false;                    ///< training keeps the inputs of the blocks only: less memory, more time
 
@@ -108,6 +109,8 @@ struct FlowOptions {
     field("attention_preset", self.attention_preset, "their other options: guarded, strict, paper or published-code");
     field("attention_blocks", self.attention_blocks, "how many of them stand behind the blocks of each scale; 0 where not given");
     field("attention_radius", self.attention_radius, "preset strict: entries beyond are clipped inside the branch");
+    field("attention_follow", self.attention_follow,
+          "0: the scale in front of attention is learned; else it follows the batches, and keeps this much of itself with each");
     field("prior", self.prior, "the distribution of the latents: learned (a mean and deviation each) or standard");
     field("recompute", self.recompute, "training keeps the inputs of the blocks only: less memory, more time");
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -18,6 +19,8 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+thread_local bool second_time = false;
 
 /// A part and what it drew. A part that recomputes parts of its own shares its draws with them.
 struct Work : torch::CustomClassHolder {
@@ -63,6 +66,7 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
     const auto work = c10::static_intrusive_pointer_cast<Work>(context->saved_data["work"].toCapsule());
     at::AutoGradMode enable(true);
     inputs[0] = inputs[0].detach().requires_grad_(true);
+    const auto back = c10::make_scope_exit([before = std::exchange(second_time, true)]() noexcept { second_time = before; });
     const auto [y, log_det] = work->compute(inputs[0]);
     variable_list outputs;
     variable_list seeds;
@@ -79,6 +83,8 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
 };
 
 }  // namespace
+
+bool recomputing() { return second_time; }
 
 std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options) {
   variable_list inputs{x};

@@ -14,4 +14,7 @@ namespace invattn {
 /// a request for second ones raises an error. The part's weights must not change in between.
 std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options);
 
+/// True within that second computation: a part that learns from what it is given has done so in the first.
+bool recomputing();
+
 }  // namespace invattn

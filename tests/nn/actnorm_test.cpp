@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "invattn/core/error.h"
@@ -33,8 +34,31 @@ TEST(ActNorm, AConstantChannelStaysFinite) {
   EXPECT_TRUE(norm->forward(at::ones({2, 1, 2, 2})).isfinite().all().item<bool>());
 }
 
+at::Tensor deviations(const at::Tensor& y) { return y.transpose(0, 1).flatten(1).std(1, false); }
+
+TEST(ActNorm, FollowsBatchesThatGrow) {
+  ActNorm norm(ActNormOptions{.channels = 2, .follow = 0.9});
+  EXPECT_TRUE(norm->parameters().empty()) << "nothing to learn";
+  const auto x = testing::random({16, 2, 4, 4}, 1, at::kFloat);
+  EXPECT_LT((deviations(norm->forward(x)) - 1).abs().max().item<double>(), 1e-4);
+  EXPECT_NEAR(deviations(norm->forward(50 * x)).max().item<double>(), std::pow(50, 0.9), 0.1) << "slowly: a tenth of the way each time";
+  for (int i = 0; i < 80; ++i) norm->forward(50 * x + 7);
+  EXPECT_LT((deviations(norm->forward(50 * x + 7)) - 1).abs().max().item<double>(), 2e-3);
+  EXPECT_LT(norm->forward(50 * x + 7).mean().abs().item<double>(), 2e-2);
+
+  norm->eval();
+  const auto y = norm->forward(x);
+  norm->forward(1000 * x);
+  EXPECT_EQ(testing::max_difference(norm->forward(x), y), 0) << "evaluation moves nothing";
+  EXPECT_LT(testing::max_difference(norm->inverse(y, FixedPointOptions{}).x, x), 1e-5);
+  const auto log_det = norm->forward_log_det(x, SeriesLogDet{}).second.value;
+  const auto exact = -(50 * deviations(x)).log().sum() * 16;
+  EXPECT_NEAR(log_det[0].item<double>(), exact.item<double>(), 0.1);
+}
+
 TEST(ActNorm, MistakesAreNamed) {
   EXPECT_THROW(ActNorm(ActNormOptions{}), Error);
+  EXPECT_THROW(ActNorm(ActNormOptions{.channels = 1, .follow = 1}), Error);
   ActNorm norm(ActNormOptions{.channels = 2});
   EXPECT_THROW(norm->forward(at::zeros({1, 3, 2, 2})), Error);
   EXPECT_THROW(norm->forward(at::full({1, 2, 2, 2}, std::numeric_limits<float>::infinity())), Error) << "not a batch to start from";

@@ -24,7 +24,7 @@ using testing::gradients;
 using testing::random;
 using testing::relative_difference;
 
-Flow flow(bool recompute, int64_t blocks = 2) {
+Flow flow(bool recompute, int64_t blocks = 2, double follow = 0) {
   at::manual_seed(1);
   Flow result(FlowOptions{.channels = 1,
                           .height = 8,
@@ -32,6 +32,7 @@ Flow flow(bool recompute, int64_t blocks = 2) {
                           .blocks = {blocks, 1},
                           .hidden = 24,
                           .attention = FlowAttention::kDotProduct,
+                          .attention_follow = follow,
                           .recompute = recompute});
   result->forward(256 * at::sigmoid(random({8, 1, 8, 8}, 9, at::kFloat)));
   result->to(at::kDouble);
@@ -61,6 +62,29 @@ TEST(Recompute, TheSameValueAndGradients) {
 }
 
 // Other probes in the backward pass would differentiate another estimate.
+/// What follows its batches is moved by the first computation alone, or the second would be of another flow.
+TEST(Recompute, APartThatFollowsItsBatchesIsMovedOnce) {
+  auto plain = flow(false, 2, 0.9);
+  auto saving = flow(true, 2, 0.9);
+  const auto x = images();
+  const LogDetOptions options = SeriesLogDet{.terms = 5, .seed = 3};
+  for (int step = 0; step < 3; ++step) {
+    const auto expected = plain->log_prob(x, options);
+    const auto actual = saving->log_prob(x, options);
+    EXPECT_LT(relative_difference(actual.value, expected.value), 1e-12);
+    const auto of_plain = gradients(expected.value.sum(), plain->parameters());
+    const auto of_saving = gradients(actual.value.sum(), saving->parameters());
+    for (std::size_t i = 0; i < of_plain.size(); ++i) EXPECT_LT(relative_difference(of_saving[i], of_plain[i]), 1e-9);
+  }
+  const auto before = flow(false, 2, 0.9)->named_buffers();
+  bool moved = false;
+  for (const auto& buffer : plain->named_buffers()) {
+    EXPECT_LT(relative_difference(saving->named_buffers()[buffer.key()], buffer.value()), 1e-12) << buffer.key();
+    moved = moved || (buffer.key().ends_with("log_scale") && !buffer.value().equal(before[buffer.key()]));
+  }
+  EXPECT_TRUE(moved);
+}
+
 TEST(Recompute, TheProbesAreTheSameInTheBackwardPass) {
   auto saving = flow(true);
   saving->eval();
