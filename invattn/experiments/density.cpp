@@ -29,6 +29,18 @@ bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTrans
 
 }  // namespace
 
+RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane) {
+  const at::Tensor errors = (back.x - x).abs().flatten(1).amax(1).to(at::kDouble).cpu();
+  RoundTrip result{.error = errors.max().item<double>() / (plane ? 1 : 256)};
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const auto status = back.report.statuses[static_cast<std::size_t>(i)];
+    const bool converged = status == SampleStatus::kConverged || status == SampleStatus::kExact;
+    const bool same = errors[i].item<double>() <= (plane ? 0.01 : 0.5);  // what is not a number is not the same
+    if (!converged || !same) ++result.failures;
+  }
+  return result;
+}
+
 DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
                            const DensityObserver& observer) {
   options.validate();
@@ -53,11 +65,10 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
     if (first < undone) {
       const at::Tensor some = x.slice(0, 0, undone - first);
       const Solution back = flow.inverse(flow.forward(some), AndersonOptions{.tolerance = options.tolerance});
-      score.inverse_failures += back.report.batch() - back.report.converged_count();
+      const RoundTrip trip = round_trip(some, back, is_plane(flow));
+      score.inverse_failures += trip.failures;
       score.iterations = std::max(score.iterations, back.report.most_iterations());
-      const double range = is_plane(flow) ? 1 : 256;
-      const double error = (back.x - some).abs().max().item<double>() / range;
-      score.inverse_error = std::isnan(error) ? error : std::max(score.inverse_error, error);
+      score.inverse_error = std::isnan(trip.error) ? trip.error : std::max(score.inverse_error, trip.error);
     }
     if (observer) observer(static_cast<double>(first + options.batch) / static_cast<double>(count), "evaluating");
   }

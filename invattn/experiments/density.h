@@ -20,12 +20,22 @@ struct DensityScore {
   int64_t images = 0;
   std::string estimator{};
   int64_t inverse_images = 0;
-  int64_t inverse_failures = 0;  ///< images whose inverse did not converge
+  int64_t inverse_failures = 0;  ///< images that were not undone (see RoundTrip)
   double inverse_error = 0;      ///< largest |x - inverse(forward(x))|, as a part of the range of the pixels (of the plane: as it is)
   int64_t iterations = 0;        ///< of all blocks together, at most
   int64_t exact = 0;             ///< log-determinants of attention blocks that a roulette might not find and that were computed exactly
   double seconds = 0;
 };
+
+/// How a flow undid samples. Where a block's constant is above 1 two images may have one result, and a solver may converge to the other:
+/// an image is undone where its inverse converged and is the same to half a grey level (points of the plane: to 0.01).
+struct RoundTrip {
+  int64_t failures = 0;
+  double error = 0;  ///< largest |x - back|, as a part of the range of the pixels (of the plane: as it is)
+};
+
+/// `plane`: points, not grey levels from 0 to 256.
+RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane);
 
 /// Adds a score on test data to RUN/evaluation.json, in place of one by the same estimator, and makes the report of the run again.
 /// Returns the report's path.

@@ -60,7 +60,7 @@ std::string notices(const std::vector<DensityRecord>& records) {
     const std::string which = records.size() > 1 ? "The run " + record.label : "This run";
     const DensityResult& result = record.best();
     if (result.inverse_failures > 0) {
-      html += notice_html(which + " cannot be undone everywhere: " + inverses_text(result) + " inverses converged.");
+      html += notice_html(which + " cannot be undone everywhere: " + inverses_text(result) + " " + record.things() + " were.");
     }
     if (!record.training.steps.empty() && record.training.steps.back() > static_cast<double>(record.steps)) {
       html += notice_html(which + " has gone on since its results were written, after " + with_commas(record.steps) +
@@ -80,7 +80,7 @@ std::string readings(const DensityRecord& record) {
   reading(std::string(record.unit()) + (result.unbiased() ? ", unbiased" : ", biased") + ", " + with_commas(result.images) + " " +
               result.split + " " + record.things(),
           with_error(result));
-  reading("inverses that converged", inverses_text(result));
+  reading(std::string(record.things()) + " undone", inverses_text(result));
   if (result.inverse_images > 0)
     reading(record.plane ? "largest error of the inverse" : "largest error of the inverse, of the pixels' range",
             short_number(result.inverse_error));

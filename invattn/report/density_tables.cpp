@@ -64,7 +64,8 @@ std::string density_headline(const std::vector<DensityRecord>& records) {
     std::string text = first.title() + ": " + with_error(result) + " " + first.unit() + " on " + with_commas(result.images) + " " +
                        result.split + " " + first.things() + (result.unbiased() ? "" : ", by a biased estimator");
     if (result.inverse_images == 0) return text + ".";
-    return text + (result.inverted() ? "; every inverse converged" : "; inverses converged: " + inverses_text(result)) +
+    return text +
+           (result.inverted() ? "; all of " + with_commas(result.inverse_images) + " undone" : "; undone: " + inverses_text(result)) +
            ", largest error " + short_number(result.inverse_error) + ".";
   }
   const auto better = [](const DensityRecord& a, const DensityRecord& b) {
@@ -75,8 +76,8 @@ std::string density_headline(const std::vector<DensityRecord>& records) {
   const auto count = static_cast<std::ptrdiff_t>(records.size());
   return first.title() + ", " + plural(records.size(), "flow") + ": from " + with_error(best->best()) + " (" + best->label + ") to " +
          with_error(worst->best()) + " (" + worst->label + ") " + first.unit() + "; " +
-         (inverted == count ? "every inverse of all of them converged."
-                            : "every inverse converged in " + std::to_string(inverted) + " of " + std::to_string(count) + ".");
+         (inverted == count ? "every one was undone wherever it was tried."
+                            : std::to_string(inverted) + " of " + std::to_string(count) + " were undone wherever it was tried.");
 }
 
 Table density_results(const std::vector<DensityRecord>& records) {
@@ -84,7 +85,7 @@ Table density_results(const std::vector<DensityRecord>& records) {
   Table table{.name = "results",
               .title = "The flows.",
               .note = std::string("In ") + first.unit() + " ± standard error, the noise of the estimator included; inverse: of how many " +
-                      first.things() + " every block's inverse converged, and the largest |x - inverse(forward(x))|" +
+                      first.things() + " the inverse converged and gave the same again, and the largest |x - inverse(forward(x))|" +
                       (first.plane ? "" : " as a part of the pixels' range") + "; time: of the training, evaluations included.",
               .labels = 1,
               .header = {"flow", first.plane ? "nats" : "bits/dim", first.things(), "estimator", "inverse", "largest error", "weights",

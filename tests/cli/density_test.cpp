@@ -28,7 +28,7 @@ TEST_F(Density, TrainsEvaluatesSamplesInterpolatesAndInverts) {
   const auto trained = train("run", {"--set", "steps=6", "--set", "evaluate_every=3"});
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_NE(trained.out.find("bits per dimension"), std::string::npos) << trained.out;
-  EXPECT_NE(trained.out.find("4 of 4 converged"), std::string::npos) << trained.out;
+  EXPECT_NE(trained.out.find("4 of 4 undone"), std::string::npos) << trained.out;
   EXPECT_NE(trained.out.find("guarded"), std::string::npos) << trained.out;
   for (const char* file :
        {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "results.json", "samples/0000003.png",

@@ -3,11 +3,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <string>
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/experiments/density.h"
 #include "tests/io/file_fixture.h"
 
 namespace invattn::test {
@@ -124,6 +127,23 @@ TEST(DensityConfigs, EveryFileInTheFolderIsAConfiguration) {
     ++files;
   }
   EXPECT_EQ(files, 4);
+}
+
+TEST(RoundTrip, AnotherImageIsNotUndoneHoweverWellItConverged) {
+  const auto x = at::full({3, 1, 2, 2}, 100.0);
+  Solution back{x.clone(), InverseReport::exact(3, "a test")};
+  EXPECT_EQ(round_trip(x, back, false).failures, 0);
+  back.x[1][0][0][1] += 0.4;
+  back.x[2][0][1][0] -= 0.6;
+  EXPECT_EQ(round_trip(x, back, false).failures, 1) << "more than half a grey level away";
+  EXPECT_NEAR(round_trip(x, back, false).error, 0.6 / 256, 1e-6);
+  EXPECT_EQ(round_trip(x, back, true).failures, 2) << "points of the plane";
+  EXPECT_NEAR(round_trip(x, back, true).error, 0.6, 1e-4);
+  back.report.statuses[0] = SampleStatus::kStagnated;
+  EXPECT_EQ(round_trip(x, back, false).failures, 2);
+  back.x[1].fill_(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(round_trip(x, back, false).failures, 3);
+  EXPECT_TRUE(std::isnan(round_trip(x, back, false).error));
 }
 
 }  // namespace

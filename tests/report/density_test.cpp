@@ -42,7 +42,7 @@ TEST_F(DensityReport, WritesTablesFiguresAndPage) {
   EXPECT_LT(html.size(), reporting::kLargestPage);
   // The unbiased figure on test images is quoted, not the optimistic one, nor that of the held-out images.
   expect_contains(html,
-                  "CIFAR-10: 3.9000 ± 0.0123 bits per dimension on 10,000 test images; every inverse converged, largest error 2.5e-06.");
+                  "CIFAR-10: 3.9000 ± 0.0123 bits per dimension on 10,000 test images; all of 100 undone, largest error 2.5e-06.");
   expect_contains(html, "invattn density train --data cifar10");
   expect_contains(html, "hidden = 512");
   expect_contains(html, "largest local constant of g 0.81");
@@ -72,8 +72,8 @@ TEST_F(DensityReport, FailedInversesAreToldFirst) {
   const auto run = made({.failures = 3});
   write_report(run);
   const std::string html = read_plainly(run / "report.html");
-  expect_contains(html, "inverses converged: 97 of 100");
-  expect_contains(html, "This run cannot be undone everywhere: 97 of 100 inverses converged.");
+  expect_contains(html, "undone: 97 of 100");
+  expect_contains(html, "This run cannot be undone everywhere: 97 of 100 images were.");
 }
 
 TEST_F(DensityReport, ARunWithoutPicturesAndLinesHasAPage) {
@@ -89,7 +89,7 @@ TEST_F(DensityReport, SeveralRunsStandSideBySide) {
   const std::string html = read_plainly(folder / "both.html");
   expect_contains(html,
                   "CIFAR-10, 2 flows: from 4.0000 ± 0.0123 (dot-product) to 4.1000 ± 0.0123 (no attention) bits per dimension; "
-                  "every inverse of all of them converged.");
+                  "every one was undone wherever it was tried.");
   expect_contains(html, "after 2,000 steps");  // as far as the shorter one goes
   expect_contains(html, "this run, dot-product");
   EXPECT_EQ(count(html, "<figure class=\"sample\">"), 2U);
