@@ -446,6 +446,7 @@ std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
   std::vector<double> all;
   all.reserve(points.size());
   for (const FlowPoint& point : points) all.push_back(point.side.milliseconds);
+  const Axis vertical = axis_around(all, true);
   for (size_t axis = 0; axis < kFlowAxes.size(); ++axis) {
     std::vector<double> places;
     std::vector<double> times;
@@ -456,7 +457,6 @@ std::string flow_plot(const std::vector<FlowPoint>& points, at::Device device) {
     }
     Axis horizontal{.low = places.front(), .high = places.back(), .logarithmic = true};
     for (const double place : places) horizontal.ticks.emplace_back(place, std::to_string(static_cast<int64_t>(place)));
-    const Axis vertical = axis_around(all, true);
     Plot plot(drawing, panels.x(axis), panels.y(axis), Panels::kWidth, Panels::kHeight, horizontal, vertical);
     plot.labels(kFlowAxes[axis].name, kFlowAxes[axis].name, axis == 0 ? "ms a step" : "");
     // In proportion to the largest: a straight line, from where it comes into the picture.

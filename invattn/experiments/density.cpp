@@ -33,8 +33,7 @@ RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane) {
   const at::Tensor errors = (back.x - x).abs().flatten(1).amax(1).to(at::kDouble).cpu();
   RoundTrip result{.error = errors.max().item<double>() / (plane ? 1 : 256)};
   for (int64_t i = 0; i < x.size(0); ++i) {
-    const auto status = back.report.statuses[static_cast<std::size_t>(i)];
-    const bool converged = status == SampleStatus::kConverged || status == SampleStatus::kExact;
+    const bool converged = is_converged(back.report.statuses[static_cast<std::size_t>(i)]);
     const bool same = errors[i].item<double>() <= (plane ? 0.01 : 0.5);  // what is not a number is not the same
     if (!converged || !same) ++result.failures;
   }

@@ -111,7 +111,7 @@ at::Tensor spectral_norm(const at::Tensor& matrix) {
 }
 
 at::Tensor constrain(const at::Tensor& weight, const at::Tensor& norm, double constant) {
-  return constant > 0 ? weight * (norm / constant).clamp_min(1).reciprocal() : weight;
+  return constant > 0 ? limited(weight, norm, constant) : weight;
 }
 
 std::vector<at::Tensor> constrained_matrices(const std::vector<at::Tensor>& weights, const std::vector<double>& constants) {

@@ -28,11 +28,12 @@ std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
 ActNormImpl::ActNormImpl(ActNormOptions options) : options_(options) {
   require(options_.channels > 0, "ActNorm", "expected a positive number of channels, got ", options_.channels, ".");
   require(options_.follow >= 0 && options_.follow < 1, "ActNorm", "expected follow from 0 to below 1, got ", options_.follow, ".");
-  log_scale_ = at::zeros({options_.channels});
-  shift_ = at::zeros({options_.channels});
-  for (auto& [name, values] : {std::pair{"log_scale", &log_scale_}, std::pair{"shift", &shift_}}) {
-    *values = options_.follow > 0 ? register_buffer(name, *values) : register_parameter(name, *values);
-  }
+  const auto keep = [this](const char* name) {
+    const auto zeros = at::zeros({options_.channels});
+    return options_.follow > 0 ? register_buffer(name, zeros) : register_parameter(name, zeros);
+  };
+  log_scale_ = keep("log_scale");
+  shift_ = keep("shift");
   started_ = register_buffer("started", at::zeros({}));
 }
 

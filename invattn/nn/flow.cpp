@@ -271,7 +271,7 @@ Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const
   auto solution = inverse(draw_latents(count, temperature, seed), options);
   const auto& statuses = solution.report.statuses;
   for (std::size_t i = 0; i < statuses.size(); ++i) {
-    const bool found = statuses[i] == SampleStatus::kConverged || statuses[i] == SampleStatus::kExact;
+    const bool found = is_converged(statuses[i]);
     if (!found) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
   }
   return solution;

@@ -23,10 +23,6 @@ using torch::autograd::variable_list;
 /// A small decomposition takes the CPU microseconds and a GPU milliseconds.
 at::Tensor by_decomposition(const at::Tensor& matrix) { return at::linalg_svdvals(matrix.cpu()).select(0, 0).to(matrix.device()); }
 
-at::Tensor limited(const at::Tensor& matrix, const at::Tensor& norm, double constant) {
-  return matrix * (norm / constant).clamp_min(1).reciprocal();
-}
-
 /// What the kernel finds of a matrix, and in the backward pass is given again.
 struct Found {
   explicit Found(const at::Tensor& matrix)
@@ -154,6 +150,10 @@ bool by_kernel(const at::Tensor& matrix) {
 
 at::Tensor largest_singular_value(const at::Tensor& matrix) {
   return by_kernel(matrix) ? LargestSingularValue::apply(matrix) : by_decomposition(matrix);
+}
+
+at::Tensor limited(const at::Tensor& weight, const at::Tensor& norm, double constant) {
+  return weight * (norm / constant).clamp_min(1).reciprocal();
 }
 
 std::vector<at::Tensor> limited_matrices(const std::vector<at::Tensor>& matrices, const std::vector<double>& constants) {

@@ -15,8 +15,6 @@ namespace {
 
 constexpr size_t kWorstSamplesShown = 5;
 
-bool is_converged(SampleStatus status) { return status == SampleStatus::kExact || status == SampleStatus::kConverged; }
-
 std::string scientific(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1e", value);

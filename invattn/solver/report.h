@@ -37,6 +37,9 @@ struct EnumNames<SampleStatus> {
   }};
 };
 
+/// True of the two best: there is an answer.
+constexpr bool is_converged(SampleStatus status) { return status == SampleStatus::kExact || status == SampleStatus::kConverged; }
+
 /// What an inverse did and whether to believe it. Starts out as "not converged".
 struct InverseReport {
   /// Nothing was inverted: not usable.

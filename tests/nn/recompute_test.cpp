@@ -61,8 +61,7 @@ TEST(Recompute, TheSameValueAndGradients) {
   }
 }
 
-// Other probes in the backward pass would differentiate another estimate.
-/// What follows its batches is moved by the first computation alone, or the second would be of another flow.
+// What follows its batches is moved by the first computation alone, or the second would be of another flow.
 TEST(Recompute, APartThatFollowsItsBatchesIsMovedOnce) {
   auto plain = flow(false, 2, 0.9);
   auto saving = flow(true, 2, 0.9);
@@ -85,6 +84,7 @@ TEST(Recompute, APartThatFollowsItsBatchesIsMovedOnce) {
   EXPECT_TRUE(moved);
 }
 
+// Other probes in the backward pass would differentiate another estimate.
 TEST(Recompute, TheProbesAreTheSameInTheBackwardPass) {
   auto saving = flow(true);
   saving->eval();
