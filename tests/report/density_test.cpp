@@ -41,8 +41,7 @@ TEST_F(DensityReport, WritesTablesFiguresAndPage) {
   const std::string html = read_plainly(run / "report.html");
   EXPECT_LT(html.size(), reporting::kLargestPage);
   // The unbiased figure on test images is quoted, not the optimistic one, nor that of the held-out images.
-  expect_contains(html,
-                  "CIFAR-10: 3.9000 ± 0.0123 bits per dimension on 10,000 test images; all of 100 undone, largest error 2.5e-06.");
+  expect_contains(html, "CIFAR-10: 3.9000 ± 0.0123 bits per dimension on 10,000 test images; all of 100 undone, largest error 2.5e-06.");
   expect_contains(html, "invattn density train --data cifar10");
   expect_contains(html, "hidden = 512");
   expect_contains(html, "largest local constant of g 0.81");
