@@ -114,7 +114,9 @@ TEST_P(LargestSingularValue, LimitedMatricesAndTheirGradients) {
   sum.backward();
   expected.backward();
   for (std::size_t i = 0; i < found.size(); ++i) {
-    if (i != 5) EXPECT_LT(max_difference(here_matrices[i].grad().cpu(), matrices[i].grad()), 1e-10) << i;
+    if (i != 5) {
+      EXPECT_LT(max_difference(here_matrices[i].grad().cpu(), matrices[i].grad()), 1e-10) << i;
+    }
   }
 }
 
