@@ -71,6 +71,8 @@ void FlowOptions::validate() const {
           ".");
   require(attention_follow >= 0 && attention_follow < 1, kOrigin, "expected attention_follow from 0 to below 1, got ", attention_follow,
           ".");
+  require(attention_follow == 0 || actnorm, kOrigin, "expected actnorm where attention_follow is above 0, got attention_follow ",
+          attention_follow, " and no scale that could follow. Turn actnorm on or set attention_follow to 0.");
   const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
   require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
           "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
@@ -271,8 +273,7 @@ Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const
   auto solution = inverse(draw_latents(count, temperature, seed), options);
   const auto& statuses = solution.report.statuses;
   for (std::size_t i = 0; i < statuses.size(); ++i) {
-    const bool found = is_converged(statuses[i]);
-    if (!found) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
+    if (!is_converged(statuses[i])) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
   }
   return solution;
 }

@@ -414,6 +414,12 @@ TEST(Flow, BadOptionsAreNamed) {
   expect([](FlowOptions& o) { o.attention_preset = AttentionPreset::kPlain; }, "no inverse");
   expect([](FlowOptions& o) { o.attention_radius = 0; }, "attention_radius");
   expect([](FlowOptions& o) { o.attention_follow = 1; }, "attention_follow");
+  expect(
+      [](FlowOptions& o) {
+        o.attention_follow = 0.9;
+        o.actnorm = false;
+      },
+      "no scale that could follow");
   expect([](FlowOptions& o) { o.alpha = 0.5; }, "alpha");
   expect([](FlowOptions& o) { o.squeeze = false; }, "even number of channels");
   expect([](FlowOptions& o) { o.constant = 1; }, "constant");
