@@ -28,7 +28,7 @@ struct Launch {
   void* workspace = nullptr;  // attention_workspace_bytes, aligned to 256 bytes
   int multiprocessors = 132;  // as given to attention_workspace_bytes
   bool matrix_units = true;   // where the device has them for float32 and they pay; the tests compare both ways
-  bool tf32 = false;          // values and gradients in 11 binary digits where matrix units multiply them; scores and sums stay in float32.
+  bool tf32 = false;          // 11 binary digits of what matrix units multiply, in scores, too; exponentials and sums stay in float32.
                               // The derivatives need sums of a forward pass with the same flag
   const int* idle = nullptr;  // null, or (B) numbers on the device: the results of samples that are not zero there are left as they are
 };

@@ -8,11 +8,13 @@
 //
 // Matrix units take 11 digits of a float. Every factor is the sum of two such numbers, and three of the four products are added up
 // ("3xTF32"): what is missing is 2^-22 of a term. They round sums towards zero, which over thousands of positions would show: after 12 products
-// the sum goes to another one by ordinary addition. With Launch::tf32 channels and weights have one part, and there is one product.
+// the sum goes to another one by ordinary addition. With Launch::tf32 every factor has one part, and there is one product.
 //
 // Scores of up to 16 numbers are computed by the same instructions as everywhere (pairs.cuh). Deeper ones, and with Launch::tf32 all, are
-// three products of the matrix units, too, in an order that is the same from both sides. They differ from the loop's in the last digits, which
+// products of the matrix units, too, in an order that is the same from both sides. They differ from the loop's in the last digits, which
 // for scores of 1e6 is everything: so the sums that weights are divided by, and their changes, come from the same products (MatrixSums).
+// With Launch::tf32 the map is thereby that of the rounded vectors, as the vectors in front of it came from rounded convolutions: columns
+// still sum to one, and all derivatives are those of one function.
 //
 // Instructions per pair, D 8, V 32, exp, read off the code for sm_90 (an H200 does one for all pairs of N = 7,744 in 1.79 us; the units take 4
 // to 8 cycles of their own for a product, and a number read from shared memory holds all four schedulers for a cycle):
@@ -228,7 +230,7 @@ struct Fetched {
 /// Products of the owners' vectors with 8 others': numbers as good as a loop's and, as those, the same whichever side owns. (owner's half,
 /// other) are the sums 2 * half + other. At most two products go to one sum of the high parts, each cut off and not rounded.
 template <int kOwnerTiles, int kTiles>
-__device__ __forceinline__ void exact_products(const Owned<kOwnerTiles, kTiles, false>& left, const float4* right, float (*products)[4]) {
+__device__ __forceinline__ void products_of(const Owned<kOwnerTiles, kTiles, false>& left, const float4* right, float (*products)[4]) {
   constexpr int kSums = (kTiles + 1) / 2;
   float high[kOwnerTiles][kSums][4], left_low[kOwnerTiles][4], right_low[kOwnerTiles][4];
 #pragma unroll
@@ -261,11 +263,28 @@ __device__ __forceinline__ void exact_products(const Owned<kOwnerTiles, kTiles, 
   }
 }
 
+/// In 11 digits: exact products of rounded vectors, but for how they are added up, and the same whichever side owns.
+template <int kOwnerTiles, int kTiles>
+__device__ __forceinline__ void products_of(const Owned<kOwnerTiles, kTiles, true>& left, const float2* right, float (*products)[4]) {
+#pragma unroll
+  for (int m = 0; m < kOwnerTiles; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) products[m][e] = 0;
+  }
+#pragma unroll
+  for (int v = 0; v < kTiles; ++v) {
+    const float2 other = right[v * 32];
+#pragma unroll
+    for (int m = 0; m < kOwnerTiles; ++m) multiply_matrices(products[m], left.high[m][v], other.x, other.y);
+  }
+}
+
 /// Scores by the matrix units, and their changes if kChanges.
-template <int kOwnerTiles, int kTiles, bool kChanges>
+template <int kOwnerTiles, int kTiles, bool kChanges, bool kTf32>
 struct MatrixScores {
-  static constexpr int kArrays = kChanges ? 2 : 1, kStepFloats = 128 * kArrays * kTiles;
-  Owned<kOwnerTiles, kTiles, false> vector, tangent;
+  using Right = typename RightOf<kTf32>::type;
+  static constexpr int kArrays = kChanges ? 2 : 1, kStep = 32 * kArrays * kTiles;  // of Right
+  Owned<kOwnerTiles, kTiles, kTf32> vector, tangent;
 
   __device__ __forceinline__ void load(const FloatSide& side, const Shape<float>& shape, int64_t first_owner, int g, int t) {
     vector.load(side.vector, shape.depth, 1.0F, shape.positions, first_owner, g, t);
@@ -279,17 +298,17 @@ struct MatrixScores {
       if constexpr (kChanges) tangent.fetch(side.tangent, shape.depth, shape.positions, first, end, lane / 4, lane % 4);
     }
     /// `to`: the lane's, of the step.
-    __device__ __forceinline__ void store(float4* to) const {
+    __device__ __forceinline__ void store(Right* to) const {
       vector.store(1.0F, 1.0F, to);
       if constexpr (kChanges) tangent.store(1.0F, 1.0F, to + kTiles * 32);
     }
   };
-  __device__ __forceinline__ void work_out(const float4* step, float (*scores)[4], float (*changes)[4]) const {
-    exact_products(vector, step, scores);
+  __device__ __forceinline__ void work_out(const Right* step, float (*scores)[4], float (*changes)[4]) const {
+    products_of(vector, step, scores);
     if constexpr (kChanges) {
       float more[kOwnerTiles][4];
-      exact_products(vector, step + kTiles * 32, changes);
-      exact_products(tangent, step, more);
+      products_of(vector, step + kTiles * 32, changes);
+      products_of(tangent, step, more);
 #pragma unroll
       for (int m = 0; m < kOwnerTiles; ++m) {
 #pragma unroll
@@ -307,10 +326,10 @@ struct MatrixLayout {
   static constexpr int kSteps = kWarps, kTile = 8 * kSteps;
   static constexpr int kRecord = record_stride<float, Op>(), kRecordTiles = kTile * kRecord <= 512 ? 8 : kTile * kRecord <= 1024 ? 4 : 2;
   static constexpr int kRecordFloats = kRecordTiles * kTile * kRecord;
-  static constexpr int kScores = Op::kScoreTiles > 0 ? MatrixScores<1, Op::kScoreTiles, Op::kChanges>::kStepFloats : 0;
-  static constexpr int kRight = Op::kTf32 ? 64 : 128;
-  static constexpr int kSummed = kRight * Op::kSets * Op::kSumTiles, kDotted = kRight * Op::kDots * Op::kValueTiles;  // of a step
-  static constexpr int kTileFloats = kSteps * (kScores + kSummed + kDotted);
+  // Of a step, of a lane's right factor each:
+  static constexpr int kScores = Op::kScoreTiles > 0 ? MatrixScores<1, Op::kScoreTiles, Op::kChanges, Op::kTf32>::kStep : 0;
+  static constexpr int kSummed = 32 * Op::kSets * Op::kSumTiles, kDotted = 32 * Op::kDots * Op::kValueTiles;
+  static constexpr int kTileFloats = (Op::kTf32 ? 2 : 4) * kSteps * (kScores + kSummed + kDotted);
   static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
   static constexpr int64_t kBytes = int64_t{kRecordFloats + 2 * kTileFloats} * 4;
 };
@@ -337,7 +356,7 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
       Pair::load(owner[m][h], r.owner, shape, position < n ? position : n - 1);
     }
   }
-  using Scores = MatrixScores<kTiles, kMatrixScores ? Op::kScoreTiles : 1, Op::kChanges>;
+  using Scores = MatrixScores<kTiles, kMatrixScores ? Op::kScoreTiles : 1, Op::kChanges, Op::kTf32>;
   Scores scores;
   if constexpr (kMatrixScores) scores.load(r.owner, shape, first_owner, g, t);
   Owned<kTiles, kValueTiles, Op::kTf32> owned[Op::kOwnedDots > 0 ? Op::kOwnedDots : 1];
@@ -385,11 +404,11 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
       const int64_t rest = (end - start + 7) / 8 * 8;
       load_records<float, Pair, kThreads>(r.other, shape, start, static_cast<int>(rest < kMost ? rest : kMost), shared, end - 1);
     }
-    float4* scored = reinterpret_cast<float4*>(shared + L::kRecordFloats + tile % 2 * L::kTileFloats);  // (steps, arrays, tiles, lanes)
-    Right* summed = reinterpret_cast<Right*>(scored + L::kSteps * L::kScores / 4);                      // (steps, sets, tiles, lanes)
-    Right* dots = summed + L::kSteps * Op::kSets * Op::kSumTiles * 32;                                  // (steps, arrays, tiles, lanes)
+    Right* scored = reinterpret_cast<Right*>(shared + L::kRecordFloats + tile % 2 * L::kTileFloats);  // (steps, arrays, tiles, lanes)
+    Right* summed = scored + L::kSteps * L::kScores;                                                  // (steps, sets, tiles, lanes)
+    Right* dots = summed + L::kSteps * L::kSummed;                                                    // (steps, arrays, tiles, lanes)
     if (warp < steps) {
-      if constexpr (kMatrixScores) other_scores.store(scored + warp * (L::kScores / 4) + lane);
+      if constexpr (kMatrixScores) other_scores.store(scored + warp * L::kScores + lane);
       const float scale[2] = {Op::scale(r.other, low_of_divisor[0]), Op::scale(r.other, low_of_divisor[1])};
 #pragma unroll
       for (int s = 0; s < Op::kSets; ++s) {
@@ -433,7 +452,7 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
       }
 
       float score[kTiles][4], change[kTiles][4];
-      if constexpr (kMatrixScores) scores.work_out(scored + step * (L::kScores / 4) + lane, score, change);
+      if constexpr (kMatrixScores) scores.work_out(scored + step * L::kScores + lane, score, change);
 
       float high[kTiles][Op::kSets][4], low[kTiles][Op::kSets][4];
       {
@@ -515,19 +534,20 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
 }
 
 /// Sums without channels, of responses (SumResponses) or of their changes (SumChange), where scores are the matrix units'.
-template <class Op_, int kScoreTiles>
+template <class Op_, int kScoreTiles, bool kTf32>
 struct MatrixSums {
   using Op = Op_;
   static constexpr bool kChanges = Op::kSums == 1;
-  static constexpr int kOwnerTiles = kScoreTiles == 4 && kChanges ? 1 : 2, kOwners = kWarps * 16 * kOwnerTiles;
-  using Scores = MatrixScores<kOwnerTiles, kScoreTiles, kChanges>;
+  static constexpr int kOwnerTiles = kScoreTiles == 4 && kChanges && !kTf32 ? 1 : 2, kOwners = kWarps * 16 * kOwnerTiles;
+  using Scores = MatrixScores<kOwnerTiles, kScoreTiles, kChanges, kTf32>;
+  using Right = typename Scores::Right;
   static constexpr int kSteps = kWarps, kTile = 8 * kSteps;
-  static constexpr int64_t kBytes = int64_t{2 * kSteps} * Scores::kStepFloats * 4;
+  static constexpr int64_t kBytes = int64_t{2 * kSteps} * Scores::kStep * sizeof(Right);
 
   /// The sums of the block's owners over the others [begin, end), by store(owner, sums).
   template <class Store>
   static __device__ __forceinline__ void run(const Roles<float>& r, const Shape<float>& shape, int64_t first_owner, int64_t begin,
-                                             int64_t end, float4* shared, const Store& store) {
+                                             int64_t end, Right* shared, const Store& store) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, t = lane % 4;
     first_owner += warp * 16 * kOwnerTiles;
     float owner[kOwnerTiles][2][2], sums[kOwnerTiles][2][Op::kSums];
@@ -542,13 +562,13 @@ struct MatrixSums {
     }
     Scores scores;
     scores.load(r.owner, shape, first_owner, g, t);
-    constexpr int kStep = Scores::kStepFloats / 4;
+    constexpr int kStep = Scores::kStep;
     typename Scores::Others others;
     if (begin + 8 * warp < end) others.fetch(r.other, shape, begin + 8 * warp, end, lane);
     int tile = 0;
     for (int64_t start = begin; start < end; start += kTile, ++tile) {  // as in matrix_pairs
       const int count = static_cast<int>(end - start < kTile ? end - start : kTile), steps = (count + 7) / 8;
-      float4* scored = shared + tile % 2 * kSteps * kStep;
+      Right* scored = shared + tile % 2 * kSteps * kStep;
       if (warp < steps) others.store(scored + warp * kStep + lane);
       __syncthreads();
       if (start + kTile + 8 * warp < end) others.fetch(r.other, shape, start + kTile + 8 * warp, end, lane);
@@ -598,7 +618,7 @@ __global__ void __launch_bounds__(kThreads, 2) sums_kernel(const Task<float> bat
   const int64_t n = task.positions, parts = gridDim.y, part = blockIdx.y;
   float* mine = partials + (blockIdx.z * parts + part) * Sums::Op::kSums * n;
   Sums::run(roles(stage, task), {n, task.depth, task.values}, int64_t{blockIdx.x} * Sums::kOwners, n * part / parts, n * (part + 1) / parts,
-            reinterpret_cast<float4*>(shared_memory()), [&](int64_t owner, const float* sums) {
+            reinterpret_cast<typename Sums::Right*>(shared_memory()), [&](int64_t owner, const float* sums) {
 #pragma unroll
               for (int a = 0; a < Sums::Op::kSums; ++a) mine[a * n + owner] = sums[a];
             });
@@ -729,16 +749,17 @@ unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<fl
 
 void matrix_sums(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, bool copy, const Launch& launch) {
   dispatch_response(problem, [&]<Response kResponse>() {
-    const auto run = [&]<int kScoreTiles>() {
+    const auto run = [&]<int kScoreTiles, bool kTf32>() {
       if (stage == Stage::kColumnSums || stage == Stage::kRowSums) {
-        launch_sums<MatrixSums<SumResponses<float, 0, 0, kResponse>, kScoreTiles>>(stage, problem, task, partials, copy, launch);
+        launch_sums<MatrixSums<SumResponses<float, 0, 0, kResponse>, kScoreTiles, kTf32>>(stage, problem, task, partials, copy, launch);
       } else {
-        launch_sums<MatrixSums<SumChange<float, 0, 0, kResponse>, kScoreTiles>>(stage, problem, task, partials, copy, launch);
+        launch_sums<MatrixSums<SumChange<float, 0, 0, kResponse>, kScoreTiles, kTf32>>(stage, problem, task, partials, copy, launch);
       }
     };
-    if (problem.depth <= 8) return run.template operator()<1>();
-    if (problem.depth <= 16) return run.template operator()<2>();
-    run.template operator()<4>();
+    if (!launch.tf32) return run.template operator()<4, false>();
+    if (problem.depth <= 8) return run.template operator()<1, true>();
+    if (problem.depth <= 16) return run.template operator()<2, true>();
+    run.template operator()<4, true>();
   });
 }
 

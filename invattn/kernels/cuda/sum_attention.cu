@@ -14,8 +14,8 @@
 // The sums of rows and columns are worked out again for every derivative, in double: a logarithm rounded to float scales a whole row or
 // column, and what cancels in the gradients (U_i . F_j against what the sums take back) would leave that error behind.
 //
-// Up to kBlockPositions positions one block per sample does the whole program (sort, sums, scans, gathers) in one launch. Above, a key's
-// place is counted by comparing it with all others, above kRanked positions by bisection in sorted runs of kRun keys; and a step is
+// Small maps, and middling ones of as many samples as fill the device, are one block's per sample, which does the whole program (sort, sums,
+// scans, gathers) in one launch. For the others a key's place is counted by comparing it with all others, above kRanked positions by bisection in sorted runs of kRun keys; and a step is
 // two kernels. The first scans tiles of the tables, one block for each tile, channel and direction, of which the last to end also says what
 // comes before every tile; the second adds that where it reads. Scans have a fixed order (CUB's decoupled look-back has not).
 //
@@ -44,7 +44,8 @@ namespace {
 using namespace sums;
 
 constexpr int kThreads = 512;
-constexpr int64_t kBlockPositions = 2048;    // a sample's sort and program in one block
+constexpr int64_t kSmallPositions = 256;     // up to which a sample is one block's in any case
+constexpr int64_t kBlockPositions = 2048;    // and up to which it can be
 constexpr int64_t kTablesBytes = 96 * 1024;  // of shared memory for weights and tables of small maps
 constexpr int kReduceThreads = 1024;
 constexpr int kGatherThreads = 128;
@@ -56,6 +57,11 @@ constexpr int kGatherParts = 4;
 
 template <class T>
 using Sums = SumTask<T, double>;
+
+/// Whether a block does all of a sample: if so, a device without as many samples is idle but for a few multiprocessors.
+bool in_one_block(const AttentionProblem& problem, int multiprocessors) {
+  return problem.positions <= kSmallPositions || (problem.positions <= kBlockPositions && 2 * problem.batch >= multiprocessors);
+}
 
 /// What the tables of a sample take, with the weights.
 int64_t tables_bytes(int64_t n, int channels) { return n * (2 + 3 * int64_t{channels}) * 8; }
@@ -220,7 +226,7 @@ struct Arena {
       take(*by_sample, problem.batch);
     }
     take(task.tables, all * 3 * task.table_channels);
-    if (n > kBlockPositions) {
+    if (n > kSmallPositions) {
       const int64_t tables = problem.batch * task.table_channels;
       take(task.carries, tables * 3 * tiles_of(n));
       take(task.totals, tables * 4 * tiles_of(n));
@@ -276,7 +282,7 @@ void run(const AttentionProblem& problem, const Arena<T>& arena, const Program& 
   const auto batch = static_cast<unsigned>(problem.batch);
   int channels = 1;  // of the largest step
   for (int s = 0; s < program.count; ++s) channels = std::max(channels, channels_of<T>(program.steps[s], task.values));
-  if (n <= kBlockPositions) {
+  if (in_one_block(problem, launch.multiprocessors)) {
     const int64_t wanted = tables_bytes(n, channels);
     const size_t tables = wanted <= kTablesBytes ? static_cast<size_t>(wanted + 15) / 16 * 16 : 0;
     if (tables > 0) task.table_channels = channels;
