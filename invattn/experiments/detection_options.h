@@ -92,7 +92,7 @@ struct DetectionOptions {
     field("schedule", self.schedule, "of the learning rate: constant, or cosine down to nothing");
     field("guard", self.guard, "how attention blocks of policy guarded are held");
     field("measured_images", self.measured_images, "training images on which their constants are measured at the end; 0: all");
-    field("precision", self.precision, "of convolutions while training on a GPU: float32 or tf32");
+    field("precision", self.precision, "of convolutions and of attention while training on a GPU: float32 or tf32");
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");

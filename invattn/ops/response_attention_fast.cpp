@@ -53,7 +53,8 @@ kernels::AttentionSums<const T> known_sums(const Evaluation& at) {
 }
 
 AttentionInputs contiguous(const AttentionInputs& inputs) {
-  return {inputs.query.contiguous(), inputs.key.contiguous(), inputs.value.contiguous()};
+  const auto query = inputs.query.contiguous();
+  return {query, inputs.key.is_same(inputs.query) ? query : inputs.key.contiguous(), inputs.value.contiguous()};
 }
 
 AttentionInputs empty_like(const AttentionInputs& inputs) {
@@ -118,9 +119,13 @@ Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool 
   return result;
 }
 
-AttentionInputs vjp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at, const at::Tensor& cotangent) {
+/// together: query and key are one tensor, and where the kernels have something from knowing it, the query's has both gradients and the key's
+/// is undefined.
+AttentionInputs vjp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at, const at::Tensor& cotangent,
+                    bool together = false) {
   const auto problem = kernel_problem(inputs.query, inputs.value, map);
   auto result = empty_like(inputs);
+  if (together && inputs.query.is_cuda() && map.score == Score::kProduct) result.key.reset();
   const auto pull = cotangent.contiguous();
   const auto call = [&](auto type, const auto& kernel, const auto& resources) {
     using T = decltype(type);
@@ -212,6 +217,7 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
     const auto at = evaluate({query, key, value}, *map, /*for_derivatives=*/true);
     context->save_for_backward({query, key, value, at.output, at.rows, at.columns, at.total});
     context->saved_data["tf32"] = at.tf32;
+    context->saved_data["together"] = query.is_same(key);
     save_map(context, *map);
     return at.output;
   }
@@ -225,7 +231,7 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
       result.emplace_back();
       return result;
     }
-    const auto pulled = vjp({saved[0], saved[1], saved[2]}, map, at, cotangents[0]);
+    const auto pulled = vjp({saved[0], saved[1], saved[2]}, map, at, cotangents[0], context->saved_data["together"].toBool());
     return {pulled.query, pulled.key, pulled.value, {}};
   }
 };

@@ -6,7 +6,8 @@
 
 namespace invattn {
 
-/// While it lives, convolutions on a GPU are in TF32 where that is wanted, and the quickest way to each is found by trying them.
+/// While it lives, convolutions and attention on a GPU are in TF32 where that is wanted, and the quickest way to each convolution is found
+/// by trying them.
 class FastConvolutions {
  public:
   explicit FastConvolutions(bool tf32) : precision_(!tf32), tries_(at::globalContext().benchmarkCuDNN()) {

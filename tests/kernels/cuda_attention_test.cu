@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -125,7 +126,7 @@ Inputs<T> draw(const Case& c, unsigned seed) {
 template <class T>
 struct Buffers {
   Device<T> query, key, value, cotangent, query_tangent, key_tangent, value_tangent, rows, columns, total, output, query_gradient,
-      key_gradient, value_gradient, change, second_query, second_key, second_value, second_change;
+      key_gradient, value_gradient, both_gradients, change, second_query, second_key, second_value, second_change;
   Device<char> workspace;
   AttentionProblem problem;
   bool shared;
@@ -146,6 +147,7 @@ struct Buffers {
         query_gradient(in.query.size()),
         key_gradient(in.key.size()),
         value_gradient(in.value.size()),
+        both_gradients(shared_ ? in.query.size() : 0),
         change(in.value.size()),
         second_query(in.query.size()),
         second_key(in.key.size()),
@@ -172,6 +174,11 @@ struct Buffers {
     cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, query_gradient.data, key_gradient.data,
                            value_gradient.data, launch);
   }
+  /// The gradients of query and key as one, where they are one array.
+  void joint_vjp() {
+    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, both_gradients.data, nullptr, value_gradient.data,
+                           launch);
+  }
   void jvp() { cuda::attention_jvp<T>(problem, inputs(), const_sums(), output.data, tangents(), change.data, launch); }
   void hvp() {
     cuda::attention_hvp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, tangents(), second_change.data, second_query.data,
@@ -179,6 +186,7 @@ struct Buffers {
   }
   void all() {
     forward();
+    if (shared) joint_vjp();
     vjp();
     jvp();
     hvp();
@@ -187,8 +195,8 @@ struct Buffers {
   }
   /// Everything that the kernels wrote.
   std::vector<std::vector<T>> results() const {
-    return {output.host(),       value_gradient.host(), query_gradient.host(), key_gradient.host(), change.host(),
-            second_value.host(), second_query.host(),   second_key.host(),     second_change.host()};
+    return {output.host(),       value_gradient.host(), query_gradient.host(), key_gradient.host(),  change.host(),
+            second_value.host(), second_query.host(),   second_key.host(),     second_change.host(), both_gradients.host()};
   }
 };
 
@@ -286,6 +294,14 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
                                error("ddF", buffers.second_value, plain.second_value, reference.second_value),
                                error("ddq", buffers.second_query, plain.second_query, reference.second_query),
                                error("ddk", buffers.second_key, plain.second_key, reference.second_key)};
+  if (c.shared) {
+    const auto sum = [](const auto& result) {
+      auto both = result.query;
+      std::transform(both.begin(), both.end(), result.key.begin(), both.begin(), std::plus<>());
+      return both;
+    };
+    errors.push_back(error("dq+dk", buffers.both_gradients, sum(plain), sum(reference)));
+  }
   if (rounded) {
     const auto other = naive<Wide>(c.problem, inputs, static_cast<Wide>(std::numeric_limits<T>::epsilon() / 2));
     const std::vector<Wide> Results<Wide>::*const members[] = {
@@ -387,10 +403,15 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
           error_of(rough.second_query.host(), exact.second_query), error_of(rough.second_key.host(), exact.second_key)}) {
       errors.push_back(error);
     }
+    if (c.shared) {
+      auto both = exact.query;
+      std::transform(both.begin(), both.end(), exact.key.begin(), both.begin(), std::plus<>());
+      errors.push_back(error_of(rough.both_gradients.host(), both));
+    }
   }
   bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3 && *std::min_element(errors.begin(), errors.end()) > 1e-4;
   const auto precise = full.results(), results = rough.results();
-  for (size_t a = 0; a < results.size(); ++a) ok = ok && results[a] != precise[a];
+  for (size_t a = 0; a < results.size(); ++a) ok = ok && (results[a].empty() || results[a] != precise[a]);
   rough.all();
   ok = ok && same(results, rough.results());
   rough.launch.tf32 = false;
@@ -512,7 +533,7 @@ void time_case(const Case& c, int multiprocessors) {
   Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain, c.tf32);
   const int copies = c.problem.positions <= 512 ? 20 : 3;
   const double forward = time_of([&] { buffers.forward(); }, buffers.launch, copies);
-  const double vjp = time_of([&] { buffers.vjp(); }, buffers.launch, copies);
+  const double vjp = time_of([&] { c.shared ? buffers.joint_vjp() : buffers.vjp(); }, buffers.launch, copies);
   const double jvp = time_of([&] { buffers.jvp(); }, buffers.launch, copies);
   const double hvp = time_of([&] { buffers.hvp(); }, buffers.launch, copies);
   std::printf("%-34s %9.4f %9.4f %9.4f %9.4f   workspace %.1f MB\n", c.name, forward, vjp, jvp, hvp, buffers.workspace.count / 1e6);
@@ -539,9 +560,9 @@ void test_tiny(unsigned seed, int multiprocessors) {
   compare<float>({problem(1, 3, 5, 515, kExp, Normalization::kColumns), 1000.0, "out of range"}, ++seed, multiprocessors);
   compare<float>({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "many values"}, ++seed, multiprocessors);
   compare<float>({problem(1, 11, 40, 70, kElu, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
-  compare<float>({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "deep, matrix"}, ++seed, multiprocessors);
+  compare<float>({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "deep, matrix", 0, true, true}, ++seed, multiprocessors);
   check_tf32({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "tf32"}, ++seed, multiprocessors);
-  check_tf32({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "tf32"}, ++seed, multiprocessors);
+  check_tf32({problem(1, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "tf32", 0, true, true}, ++seed, multiprocessors);
   compare<float>({problem(1, 1, 5, 70, kElu, Normalization::kBalanced, 1.0, Score::kSum), 1.0, "sum"}, ++seed, multiprocessors);
   compare<float>({problem(1, 1, 3, 2100, kElu, Normalization::kAll, 1.0, Score::kSum), 1.0, "sum, large"}, ++seed, multiprocessors);
   check_merged(16500, ++seed, multiprocessors);
@@ -585,6 +606,7 @@ void test(bool small, unsigned seed, int multiprocessors) {
       const char* name = shared ? "symmetric, one array" : "symmetric";
       compare<float>({problem(2, 12, 12, 530, kExp, normalization), 0.6, name, 0, true, shared}, ++seed, multiprocessors);
       compare<float>({problem(1, 3, 5, 641, kElu, normalization), 1.0, name, 0, true, shared}, ++seed, multiprocessors);
+      compare<float>({problem(1, 3, 12, 70, kExp, normalization), 1.0, name, 0, true, shared}, ++seed, multiprocessors);
     }
     compare<double>({problem(1, 3, 12, 257, kExp, normalization), 1.0, "symmetric, one array", 0, true, true}, ++seed, multiprocessors);
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 1000.0, "out of range"}, ++seed, multiprocessors);
@@ -632,6 +654,8 @@ void test(bool small, unsigned seed, int multiprocessors) {
     if (normalization == Normalization::kBalanced) deep(1, 32, 32, 67, kRelu, 0.3);
     deep(1, 17, 40, 133, kExp, 0.4);
     deep(1, 32, 32, 70, kExp, 0.5, 0, true);
+    deep(1, 20, 40, 133, kElu, 0.3, 0, true);
+    if (normalization == Normalization::kBalanced) deep(1, 8, 24, 530, kExp, 0.5, 0, true);
     if (normalization == Normalization::kCount) continue;
     deep(1, 32, 24, 1, kExp, 0.3);
     deep(1, 20, 16, 65, kExp, 0);
@@ -650,6 +674,7 @@ void test(bool small, unsigned seed, int multiprocessors) {
     rough(1, 3, 16, 133, kElu);
     rough(1, 16, 40, 70, kRelu);
     rough(1, 32, 32, 70, kExp, true, 0.3);
+    if (normalization == Normalization::kBalanced) rough(1, 20, 40, 530, kElu, true, 0.3);
   }
   check_isolation<float>({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "NaN, many values"}, ++seed, multiprocessors);
   check_isolation<float>({problem(2, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "NaN, deep"}, ++seed, multiprocessors);

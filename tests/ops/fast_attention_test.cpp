@@ -168,6 +168,31 @@ TEST_P(FastAttention, QueryKeyAndValueMayBeOneTensor) {
   for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_LT(relative_difference(actual[i], expected[i]), 1e-10) << "result " << i;
 }
 
+// Where query and key are one tensor their gradients may come as one; where they only lie at the same place they may not.
+TEST_P(FastAttention, OneTensorGetsBothGradients) {
+  if (map().score == Score::kSum) return;
+  const auto numbers = random({2, 20, 61}, 4) * 0.3, values = random({2, 20, 61}, 5), weights = random({2, 20, 61}, 6);
+  const auto found = [&](Kernels kernels, at::ScalarType type) {
+    const KernelsScope scope(kernels);
+    const auto pulled = [&](const auto& key_of, bool strided) {
+      auto x = numbers.to(options(type));
+      if (strided) x = at::cat({x, x}, 2).slice(2, 0, 61);
+      x = x.detach().requires_grad_(true);
+      const auto output = response_attention({x, key_of(x), values.to(options(type))}, map());
+      return gradient((output * weights.to(options(type))).sum(), x);
+    };
+    const auto same = [](const at::Tensor& x) { return x; };
+    return std::vector{pulled(same, false), pulled(same, true), pulled([](const at::Tensor& x) { return x.detach(); }, false)};
+  };
+  const auto expected = found(Kernels::kReference, at::kDouble);
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    const auto actual = found(Kernels::kFast, type);
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_LT(relative_difference(actual[i].to(at::kDouble), expected[i]), type == at::kDouble ? 1e-9 : 2e-5) << "result " << i;
+    }
+  }
+}
+
 TEST_P(FastAttention, NonContiguousInputGivesTheSame) {
   const auto wide = make_inputs(map().score, {2, 3, 4, 74}, 15, options(at::kFloat));
   const auto every_second = [](const at::Tensor& all) { return all.slice(2, 0, 74, 2); };

@@ -96,7 +96,7 @@ class Runner {
   template <Stage kStage, bool kBalanced = false>
   void run(const Task<T>& task, Stage stage = kStage) const {
     if constexpr (sizeof(T) == 4 && has_channels(kStage)) {
-      if (matrix_units) return finish(task, stage, roles(stage, task).channels, matrix_pass(stage, problem, task, partials, launch));
+      if (matrix_units) return run_matrix(task, stage);
     } else if constexpr (sizeof(T) == 4) {
       if (matrix_scores) return matrix_sums(stage, problem, task, partials, /*copy=*/false, launch);
     }
@@ -174,11 +174,15 @@ class Runner {
   }
 
   template <bool kBalanced>
-  void vjp(const Task<T>& whole) const {
+  void vjp(Task<T> whole) const {
+    whole.together = kBalanced && matrix_units && whole.key_gradient == nullptr;
     blocks_of_values(whole, [&](const Task<T>& task) {
       run<Stage::kProduct>(task, Stage::kValueGradient);
       pulls(task);
       if (task.all) total(task.column_pull, task.total_pull);
+      if constexpr (sizeof(T) == 4) {
+        if (task.together) return run_matrix(task, Stage::kBothGradients);
+      }
       run<Stage::kQueryGradient, kBalanced>(task);
       run<Stage::kQueryGradient, kBalanced>(task, Stage::kKeyGradient);
     });
@@ -214,6 +218,10 @@ class Runner {
 
  private:
   static constexpr bool has_channels(Stage stage) { return stage != Stage::kColumnChange && stage != Stage::kRowChange; }
+
+  void run_matrix(const Task<float>& task, Stage stage) const {
+    finish(task, stage, roles(stage, task).channels, matrix_pass(stage, problem, task, partials, launch));
+  }
 
   /// Adds up what a pass left in parts, of `sums` accumulators each.
   void finish(const Task<T>& task, Stage stage, int sums, unsigned parts) const {

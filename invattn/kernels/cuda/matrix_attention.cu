@@ -25,7 +25,7 @@
 //                       latter: 196, and 464 of shared memory.
 // So forward has a floor of 0.066 ms there, vjp of 0.147, hvp of 0.50.
 // With tf32 the product has 11.5 and 6 to fill shared memory, 7 to 14 cycles of the units. D 32, V 32: the units have 24 to 48 cycles for the
-// product and 36 to 72 for a gradient, with tf32 16 to 32 and 20 to 40.
+// product and 36 to 72 for a gradient, with tf32 8 to 16 and 12 to 24.
 //
 // Versions (1 sample of 7,744 positions, D 8, V 32, exp, columns; forward, vjp, jvp, hvp in ms on an H200):
 //   0  large_attention.cu without this: 0.238, 0.700, 0.534, 2.79
@@ -36,6 +36,11 @@
 //      of four steps, since a write to shared memory might change what is read after it.
 //   2  All reads of a step before its writes, a tile ahead of the work, into the other of two places; depths up to 32; tf32.
 //      A training step of a detector with four Gaussian blocks, N up to 7,744: 20.8 ms in place of 23.4.
+// 6 samples of 7,744 positions, D 32, V 32, exp, balanced, tf32, in that step: sums, product, gradients of q and k in ms:
+//   2  0.505, 0.672, 0.968 and 0.969
+//   3  one product for a score, too, in place of three, with a third to a half fewer registers for sums and product: 0.289, 0.465, 0.855 and
+//      0.838; the step 18.2
+//   4  both gradients in one pass where query and key are one array: the score and its three exponentials once. The step 17.2
 
 #include "invattn/kernels/cuda/matrix_attention.h"
 
@@ -61,6 +66,7 @@ struct Means {
 //   kChanges          whether a pair needs the change of its score
 //   kValueTiles       of 8 values
 //   kDots, kOwnedDots arrays of channels, of the other and of the owner, whose products with the other side's a pair needs
+//   kCrossed          whether it needs the sum of two products, of each side's first array with the other's second
 //   kSets, kSumTiles  arrays of the other that are summed up with weights, and tiles of 8 of their channels
 //   low, scale        of the channels that are summed: what has to be read for it, and it
 
@@ -69,7 +75,7 @@ template <class M, int kTiles, Response kResponse>
 struct MatrixProduct : M, Product<float, M::kPairDepth, 0, kResponse> {
   using Pair = Product<float, M::kPairDepth, 0, kResponse>;
   static constexpr int kOwnerTiles = 2, kDots = 0, kOwnedDots = 0, kSets = 1, kValueTiles = kTiles, kSumTiles = kTiles;
-  static constexpr bool kChanges = false;
+  static constexpr bool kChanges = false, kCrossed = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.channels; }
   static __device__ float low(const FloatSide& side, int64_t position) {
     return Pair::kFactor == 1 || side.sums == nullptr ? 0.0F : side.sums[position * side.sums_stride + side.sums_low];
@@ -92,7 +98,7 @@ struct MatrixProductChange : M, ProductChange<float, M::kPairDepth, 0, kResponse
   using Pair = ProductChange<float, M::kPairDepth, 0, kResponse>;
   static constexpr int kOwnerTiles = M::kDepth <= 8 ? 2 : 1, kDots = 0, kOwnedDots = 0, kSets = kTangents ? 2 : 1, kValueTiles = kTiles,
                        kSumTiles = kTiles;
-  static constexpr bool kChanges = true;
+  static constexpr bool kChanges = true, kCrossed = false;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.channels : side.channel_tangents; }
   static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
   static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
@@ -110,7 +116,7 @@ struct MatrixScoreGradient : M, ScoreGradient<float, M::kPairDepth, 0, kResponse
   using Pair = ScoreGradient<float, M::kPairDepth, 0, kResponse, kBalanced>;
   static constexpr int kOwnerTiles = M::kDepth <= 8 || M::kTf32 ? 2 : 1, kDots = 1, kOwnedDots = 1, kSets = 1, kValueTiles = kTiles,
                        kSumTiles = M::kVectorTiles;
-  static constexpr bool kChanges = false;
+  static constexpr bool kChanges = false, kCrossed = false;
   static __device__ const float* summed(const FloatSide& side, int /*set*/) { return side.vector; }
   static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
   static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
@@ -120,13 +126,20 @@ struct MatrixScoreGradient : M, ScoreGradient<float, M::kPairDepth, 0, kResponse
   }
 };
 
+/// The gradient of a vector that is both sides' of a balanced map, as kBothGradients. The channels are the cotangent and F.
+template <class M, int kTiles, Response kResponse>
+struct MatrixBothGradients : MatrixScoreGradient<M, kTiles, kResponse, true> {
+  static constexpr int kOwnerTiles = M::kTf32 ? 2 : 1, kDots = 2, kOwnedDots = 2;
+  static constexpr bool kCrossed = true;
+};
+
 /// Its change, as ScoreGradientChange. Only F has tangents: kOwnerTangents where the owner's channels are F.
 template <class M, int kTiles, Response kResponse, bool kBalanced, bool kOwnerTangents>
 struct MatrixScoreGradientChange : M, ScoreGradientChange<float, M::kPairDepth, 0, kResponse, kBalanced> {
   using Pair = ScoreGradientChange<float, M::kPairDepth, 0, kResponse, kBalanced>;
   static constexpr int kOwnerTiles = 1, kDots = kOwnerTangents ? 1 : 2, kOwnedDots = kOwnerTangents ? 2 : 1, kSets = 2,
                        kValueTiles = kTiles, kSumTiles = M::kVectorTiles;
-  static constexpr bool kChanges = true;
+  static constexpr bool kChanges = true, kCrossed = false;
   static __device__ const float* summed(const FloatSide& side, int set) { return set == 0 ? side.vector : side.tangent; }
   static __device__ float low(const FloatSide& /*side*/, int64_t /*position*/) { return 0; }
   static __device__ float scale(const FloatSide& /*side*/, float /*low*/) { return 1; }
@@ -279,11 +292,13 @@ __device__ __forceinline__ void products_of(const Owned<kOwnerTiles, kTiles, tru
   }
 }
 
+/// Right factors of a step's scores: of the others' vectors, and of their tangents.
+constexpr int score_factors(int tiles, bool changes) { return 32 * tiles * (changes ? 2 : 1); }
+
 /// Scores by the matrix units, and their changes if kChanges.
 template <int kOwnerTiles, int kTiles, bool kChanges, bool kTf32>
 struct MatrixScores {
   using Right = typename RightOf<kTf32>::type;
-  static constexpr int kArrays = kChanges ? 2 : 1, kStep = 32 * kArrays * kTiles;  // of Right
   Owned<kOwnerTiles, kTiles, kTf32> vector, tangent;
 
   __device__ __forceinline__ void load(const FloatSide& side, const Shape<float>& shape, int64_t first_owner, int g, int t) {
@@ -327,7 +342,7 @@ struct MatrixLayout {
   static constexpr int kRecord = record_stride<float, Op>(), kRecordTiles = kTile * kRecord <= 512 ? 8 : kTile * kRecord <= 1024 ? 4 : 2;
   static constexpr int kRecordFloats = kRecordTiles * kTile * kRecord;
   // Of a step, of a lane's right factor each:
-  static constexpr int kScores = Op::kScoreTiles > 0 ? MatrixScores<1, Op::kScoreTiles, Op::kChanges, Op::kTf32>::kStep : 0;
+  static constexpr int kScores = score_factors(Op::kScoreTiles, Op::kChanges);
   static constexpr int kSummed = 32 * Op::kSets * Op::kSumTiles, kDotted = 32 * Op::kDots * Op::kValueTiles;
   static constexpr int kTileFloats = (Op::kTf32 ? 2 : 4) * kSteps * (kScores + kSummed + kDotted);
   static constexpr int kStepsPerSum = 4 / Op::kSets;  // 12 products
@@ -425,7 +440,7 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       // The products of the channels, low parts apart: (owner's half, other) are the sums 2 * half + other.
-      constexpr int kProducts = Op::kDots > Op::kOwnedDots ? Op::kDots : Op::kOwnedDots;
+      constexpr int kPairs = Op::kDots > Op::kOwnedDots ? Op::kDots : Op::kOwnedDots, kProducts = Op::kCrossed ? 1 : kPairs;
       float product[kTiles][kProducts > 0 ? kProducts : 1][4], rest[kTiles][kProducts > 0 ? kProducts : 1][4];
       if constexpr (kProducts > 0) {
 #pragma unroll
@@ -439,8 +454,9 @@ __device__ __forceinline__ void matrix_pairs(const Roles<float>& r, const Shape<
 #pragma unroll
         for (int v = 0; v < kValueTiles; ++v) {
 #pragma unroll
-          for (int p = 0; p < kProducts; ++p) {
-            const int of_other = p < Op::kDots ? p : 0, of_owner = p < Op::kOwnedDots ? p : 0;
+          for (int pair = 0; pair < kPairs; ++pair) {
+            const int p = Op::kCrossed ? 0 : pair, of_owner = pair < Op::kOwnedDots ? pair : 0;
+            const int of_other = Op::kCrossed ? 1 - pair : pair < Op::kDots ? pair : 0;
             const Right right = dots[((step * Op::kDots + of_other) * kValueTiles + v) * 32 + lane];
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
@@ -542,7 +558,8 @@ struct MatrixSums {
   using Scores = MatrixScores<kOwnerTiles, kScoreTiles, kChanges, kTf32>;
   using Right = typename Scores::Right;
   static constexpr int kSteps = kWarps, kTile = 8 * kSteps;
-  static constexpr int64_t kBytes = int64_t{2 * kSteps} * Scores::kStep * sizeof(Right);
+  static constexpr int kStep = score_factors(kScoreTiles, kChanges);
+  static constexpr int64_t kBytes = int64_t{2 * kSteps} * kStep * sizeof(Right);
 
   /// The sums of the block's owners over the others [begin, end), by store(owner, sums).
   template <class Store>
@@ -562,7 +579,6 @@ struct MatrixSums {
     }
     Scores scores;
     scores.load(r.owner, shape, first_owner, g, t);
-    constexpr int kStep = Scores::kStep;
     typename Scores::Others others;
     if (begin + 8 * warp < end) others.fetch(r.other, shape, begin + 8 * warp, end, lane);
     int tile = 0;
@@ -694,6 +710,8 @@ unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>
     case Stage::kKeyGradient:
       if (balanced) return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, true>>();
       return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, false>>();
+    case Stage::kBothGradients:
+      return run.template operator()<MatrixBothGradients<M, kTiles, kResponse>>();
     case Stage::kQueryGradientChange:
       if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, false>>();
       return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, false>>();

@@ -18,6 +18,7 @@ enum class Stage {
   kValueGradient,  // sum_i R_ij U_i
   kQueryGradient,  // sum_j s_bar_ij k_j
   kKeyGradient,    // sum_i s_bar_ij q_i
+  kBothGradients,  // their sum, where query and key are one array x and the map is balanced: sum_j (s_bar_ij + s_bar_ji) x_j
   kColumnChange,   // d log of the column sums
   kRowChange,      // d log of the row sums
   kProductChange,  // d A_i
@@ -34,6 +35,7 @@ struct Task {
   int depth = 0, values = 0;  // values of this block
   int all_values = 0;
   bool add = false;                                            // to the gradients of the scores: not the first block
+  bool together = false;                                       // the gradients of query and key in one pass, kBothGradients
   T mass = 1, row_share = 0, column_share = 0, log_count = 0;  // log_count: of `count`, else 0
   bool all = false;                                            // one total instead of column sums
   const T *query = nullptr, *key = nullptr, *value = nullptr;
@@ -41,6 +43,7 @@ struct Task {
   T* output = nullptr;                                      // A; written by forward only
   const T* cotangent = nullptr;
   const T *query_tangent = nullptr, *key_tangent = nullptr, *value_tangent = nullptr;
+  // No key_gradient: the query's has both (attention_vjp).
   T *query_gradient = nullptr, *key_gradient = nullptr, *value_gradient = nullptr, *output_tangent = nullptr;
   T *query_gradient_change = nullptr, *key_gradient_change = nullptr, *value_gradient_change = nullptr;
   // Per position; for `all` a total per sample. vjp: U_i . A_i and F_j . F_bar_j. jvp: d log of the sums. hvp: both, and how the first change.
@@ -193,7 +196,11 @@ __host__ __device__ inline Roles<T> roles(Stage stage, const Task<T>& task) {
     case Stage::kQueryGradient:
       return {query, key, task.query_gradient, task.depth, T(1), task.add};
     case Stage::kKeyGradient:
+      if (task.key_gradient == nullptr) return {key, query, task.query_gradient, task.depth, T(1), true};
       return {key, query, task.key_gradient, task.depth, T(1), task.add};
+    case Stage::kBothGradients:
+      query.channel_tangents = task.value;
+      return {query, query, task.query_gradient, task.depth, T(1), task.add};
     case Stage::kQueryGradientChange:
       return {query, key, task.query_gradient_change, task.depth, T(1), task.add};
     default:
@@ -249,7 +256,8 @@ __device__ __forceinline__ void write_total(const T* numbers, int64_t count, T* 
   __syncthreads();
 }
 
-/// U_i . A_i and F_j . F_bar_j, what the derivative of the sums takes back from every score; in hvp how they change, too.
+/// U_i . A_i and F_j . F_bar_j, what the derivative of the sums takes back from every score; in hvp how they change, too. For both gradients
+/// together row_pull is the sum of the two.
 template <class T>
 __device__ __forceinline__ void write_pulls(const Task<T>& task, int64_t position) {
   T row = 0, column = 0, row_change = 0, column_change = 0;
@@ -269,7 +277,7 @@ __device__ __forceinline__ void write_pulls(const Task<T>& task, int64_t positio
     }
   }
   if (task.needs_rows()) {
-    task.row_pull[position] = row;
+    task.row_pull[position] = task.together ? row + column : row;
     if (second) task.row_pull_change[position] = row_change;
   }
   if (task.needs_columns()) {
