@@ -108,7 +108,7 @@ FlowSize standard_flow(at::Device device) {
 }
 
 BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats) {
-  const FullPrecision precision(/*wanted=*/false);
+  const FullPrecision precision(/*of_convolutions=*/false);
   at::globalContext().setBenchmarkCuDNN(true);
   const PeakMemory memory(device);
   at::manual_seed(kSeed);

@@ -127,7 +127,7 @@ struct DensityOptions {
     field("measured_images", self.measured_images, "training images on which their constants are measured at the end; 0: all");
     field("flip", self.flip, "mirror images at random");
     field("crop", self.crop, "move images at random by so many pixels at most");
-    field("precision", self.precision, "of convolutions and of attention while training on a GPU: float32, tf32 or bf16");
+    field("precision", self.precision, "of convolutions while training on a GPU: float32, tf32 or bf16");
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");

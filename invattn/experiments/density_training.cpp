@@ -83,7 +83,12 @@ class Training {
     const TimeLeft time(static_cast<double>(options_.steps));
     const int64_t first = step_;
     auto saved = start;
-    auto fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
+    // Not in attention: a flow may spread its features until scores are thousands, of which 11 digits leave another map than the one that is
+    // evaluated.
+    const auto quick = [&] {
+      return std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32, /*attention=*/false);
+    };
+    auto fast = quick();
     flow_->train();
     progress_.keep("Training on " + std::to_string(train_.size(0)) + (plane_ ? " points, " : " images, ") +
                    std::to_string(parameter_count(*flow_)) + " weights, " + std::to_string(guard_->size()) + " guarded attention block" +
@@ -104,7 +109,7 @@ class Training {
         fast.reset();
         seconds_ = before + seconds_since(start);
         look();
-        fast = std::make_unique<FastConvolutions>(options_.precision != DensityPrecision::kFloat32);
+        fast = quick();
       }
       const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
       if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {

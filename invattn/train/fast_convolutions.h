@@ -6,11 +6,12 @@
 
 namespace invattn {
 
-/// While it lives, convolutions and attention on a GPU are in TF32 where that is wanted, and the quickest way to each convolution is found
-/// by trying them.
+/// While it lives, convolutions on a GPU are in TF32 where that is wanted, attention as well if it is wanted there, and the quickest way to
+/// each convolution is found by trying them.
 class FastConvolutions {
  public:
-  explicit FastConvolutions(bool tf32) : precision_(!tf32), tries_(at::globalContext().benchmarkCuDNN()) {
+  explicit FastConvolutions(bool tf32, bool attention)
+      : precision_(!tf32, !(tf32 && attention)), tries_(at::globalContext().benchmarkCuDNN()) {
     at::globalContext().setBenchmarkCuDNN(true);
   }
   ~FastConvolutions() { at::globalContext().setBenchmarkCuDNN(tries_); }

@@ -21,5 +21,16 @@ TEST(FullPrecision, HoldsWhileItLivesAndLeavesThingsAsTheyWere) {
   }
 }
 
+TEST(FullPrecision, IsOfConvolutionsAndProductsApart) {
+  const FullPrecision as_it_was;  // restores the switches at the end
+  for (const bool convolutions : {true, false}) {
+    for (const bool products : {true, false}) {
+      const FullPrecision some(convolutions, products);
+      EXPECT_EQ(at::globalContext().allowTF32CuDNN(), !convolutions);
+      EXPECT_EQ(at::globalContext().allowTF32CuBLAS(), !products);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace invattn
