@@ -655,7 +655,7 @@ void test(bool small, unsigned seed, int multiprocessors) {
     deep(1, 17, 40, 133, kExp, 0.4);
     deep(1, 32, 32, 70, kExp, 0.5, 0, true);
     deep(1, 20, 40, 133, kElu, 0.3, 0, true);
-    if (normalization == Normalization::kBalanced) deep(1, 8, 24, 530, kExp, 0.5, 0, true);
+    if (normalization == Normalization::kBalanced) deep(1, 20, 40, 530, kExp, 0.3, 0, true);
     if (normalization == Normalization::kCount) continue;
     deep(1, 32, 24, 1, kExp, 0.3);
     deep(1, 20, 16, 65, kExp, 0);
@@ -674,7 +674,7 @@ void test(bool small, unsigned seed, int multiprocessors) {
     rough(1, 3, 16, 133, kElu);
     rough(1, 16, 40, 70, kRelu);
     rough(1, 32, 32, 70, kExp, true, 0.3);
-    if (normalization == Normalization::kBalanced) rough(1, 20, 40, 530, kElu, true, 0.3);
+    if (normalization == Normalization::kBalanced) rough(1, 20, 40, 530, kExp, true, 0.3);
   }
   check_isolation<float>({problem(2, 8, 32, 70, kExp, Normalization::kBalanced), 0.5, "NaN, many values"}, ++seed, multiprocessors);
   check_isolation<float>({problem(2, 32, 32, 70, kExp, Normalization::kBalanced), 0.3, "NaN, deep"}, ++seed, multiprocessors);

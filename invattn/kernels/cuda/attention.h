@@ -41,7 +41,7 @@ void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>
                        const Launch& launch);
 
 /// Where query and key are the same array, and `key` is null, the sum of both gradients goes to `query` (product score only). Of a balanced
-/// map that is one pass in place of two where the matrix units do it.
+/// map with exp and many values that is one pass in place of two.
 template <class T>
 void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
                    const T* cotangent, T* query, T* key, T* value, const Launch& launch);

@@ -175,7 +175,7 @@ class Runner {
 
   template <bool kBalanced>
   void vjp(Task<T> whole) const {
-    whole.together = kBalanced && matrix_units && whole.key_gradient == nullptr;
+    whole.together = kBalanced && matrix_units && whole.key_gradient == nullptr && has_both_gradients(problem);
     blocks_of_values(whole, [&](const Task<T>& task) {
       run<Stage::kProduct>(task, Stage::kValueGradient);
       pulls(task);

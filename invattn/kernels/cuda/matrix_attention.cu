@@ -694,6 +694,8 @@ unsigned launch_pass(Stage stage, const AttentionProblem& problem, const Task<fl
   return parts;
 }
 
+constexpr int kShallow = 12;  // depth up to which no pass does both gradients: kernels that hardly anybody would call
+
 template <class M, int kTiles, Response kResponse>
 unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   const auto run = [&]<class Op>() { return launch_pass<Op>(stage, problem, task, partials, launch); };
@@ -711,14 +713,20 @@ unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>
       if (balanced) return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, true>>();
       return run.template operator()<MatrixScoreGradient<M, kTiles, kResponse, false>>();
     case Stage::kBothGradients:
-      return run.template operator()<MatrixBothGradients<M, kTiles, kResponse>>();
+      if constexpr (kResponse == Response::kExponential && M::kDepth > kShallow) {
+        return run.template operator()<MatrixBothGradients<M, kTiles, kResponse>>();
+      }
+      break;
     case Stage::kQueryGradientChange:
       if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, false>>();
       return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, false>>();
-    default:
+    case Stage::kKeyGradientChange:
       if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, true>>();
       return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, true>>();
+    default:  // has no channels
+      break;
   }
+  return 0;
 }
 
 template <class Sums>
@@ -746,6 +754,8 @@ bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch) {
 bool uses_matrix_scores(const AttentionProblem& problem, const Launch& launch) {
   return uses_matrix_units(problem, launch) && (launch.tf32 || problem.depth > kDeepestLoop);
 }
+
+bool has_both_gradients(const AttentionProblem& problem) { return problem.response == Response::kExponential && problem.depth > kShallow; }
 
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch) {
   unsigned parts = 1;

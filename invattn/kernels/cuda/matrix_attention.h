@@ -14,6 +14,9 @@ bool uses_matrix_units(const AttentionProblem& problem, const Launch& launch);
 /// Whether they work out the scores there, too: deep ones, or any where Launch::tf32 makes the rest cheap. Then all passes have to.
 bool uses_matrix_scores(const AttentionProblem& problem, const Launch& launch);
 
+/// Whether there is a pass for Stage::kBothGradients: for exp and more than 12 numbers a score, as of a Gaussian with many values.
+bool has_both_gradients(const AttentionProblem& problem);
+
 /// One pass of a block of values; answers in how many parts its sums lie in `partials` (parts, channels, N), or 1 where they are finished.
 unsigned matrix_pass(Stage stage, const AttentionProblem& problem, const Task<float>& task, float* partials, const Launch& launch);
 
