@@ -85,7 +85,10 @@ class Training {
     const TimeLeft time(static_cast<double>(steps()));
     const int64_t first = step_;
     auto saved = start;
-    auto fast = std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32, /*attention=*/true);
+    const auto quick = [&] {
+      return std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32, /*attention=*/true);
+    };
+    auto fast = quick();
     const at::Device captured = options_.capture ? device_ : at::Device(at::kCPU);
     CapturedStep step(captured, [this] { work(false); });
     CapturedStep guarded_step(
@@ -121,7 +124,7 @@ class Training {
       if (!last && options_.evaluate_every > 0 && step_ % (options_.evaluate_every * per_epoch()) == 0) {
         fast.reset();
         look();
-        fast = std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32, /*attention=*/true);
+        fast = quick();
       }
       const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
       if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {

@@ -124,8 +124,8 @@ Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool 
 AttentionInputs vjp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at, const at::Tensor& cotangent,
                     bool together = false) {
   const auto problem = kernel_problem(inputs.query, inputs.value, map);
-  auto result = empty_like(inputs);
-  if (together && inputs.query.is_cuda() && map.score == Score::kProduct) result.key.reset();
+  together = together && inputs.query.is_cuda() && map.score == Score::kProduct;
+  AttentionInputs result{at::empty_like(inputs.query), together ? at::Tensor() : at::empty_like(inputs.key), at::empty_like(inputs.value)};
   const auto pull = cotangent.contiguous();
   const auto call = [&](auto type, const auto& kernel, const auto& resources) {
     using T = decltype(type);

@@ -49,6 +49,13 @@ struct Results {
   std::vector<R> output, query, key, value, change, second_query, second_key, second_value;  // the last three: hvp
   // The largest of their terms, before they cancel.
   double query_term = 0, key_term = 0, change_term = 0, second_query_term = 0, second_key_term = 0, second_value_term = 0;
+
+  /// Of query and key together, where they are one array.
+  std::vector<R> both_gradients() const {
+    std::vector<R> sum(query.size());
+    std::transform(query.begin(), query.end(), key.begin(), sum.begin(), std::plus<>());
+    return sum;
+  }
 };
 
 template <class T>
@@ -295,12 +302,7 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
                                error("ddq", buffers.second_query, plain.second_query, reference.second_query),
                                error("ddk", buffers.second_key, plain.second_key, reference.second_key)};
   if (c.shared) {
-    const auto sum = [](const auto& result) {
-      auto both = result.query;
-      std::transform(both.begin(), both.end(), result.key.begin(), both.begin(), std::plus<>());
-      return both;
-    };
-    errors.push_back(error("dq+dk", buffers.both_gradients, sum(plain), sum(reference)));
+    errors.push_back(error("dq+dk", buffers.both_gradients, plain.both_gradients(), reference.both_gradients()));
   }
   if (rounded) {
     const auto other = naive<Wide>(c.problem, inputs, static_cast<Wide>(std::numeric_limits<T>::epsilon() / 2));
@@ -403,11 +405,7 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
           error_of(rough.second_query.host(), exact.second_query), error_of(rough.second_key.host(), exact.second_key)}) {
       errors.push_back(error);
     }
-    if (c.shared) {
-      auto both = exact.query;
-      std::transform(both.begin(), both.end(), exact.key.begin(), both.begin(), std::plus<>());
-      errors.push_back(error_of(rough.both_gradients.host(), both));
-    }
+    if (c.shared) errors.push_back(error_of(rough.both_gradients.host(), exact.both_gradients()));
   }
   bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3 && *std::min_element(errors.begin(), errors.end()) > 1e-4;
   const auto precise = full.results(), results = rough.results();

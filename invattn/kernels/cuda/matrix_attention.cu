@@ -38,8 +38,8 @@
 //      A training step of a detector with four Gaussian blocks, N up to 7,744: 20.8 ms in place of 23.4.
 // 6 samples of 7,744 positions, D 32, V 32, exp, balanced, tf32, in that step: sums, product, gradients of q and k in ms:
 //   2  0.505, 0.672, 0.968 and 0.969
-//   3  one product for a score, too, in place of three, with a third to a half fewer registers for sums and product: 0.289, 0.465, 0.855 and
-//      0.838; the step 18.2
+//   3  one product for a score, too, in place of three, with 95 registers for sums in place of 150 and 158 for the product in place of 203:
+//      0.289, 0.465, 0.855 and 0.838; the step 18.3
 //   4  both gradients in one pass where query and key are one array: the score and its three exponentials once. The step 17.2
 
 #include "invattn/kernels/cuda/matrix_attention.h"
