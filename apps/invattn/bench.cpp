@@ -49,6 +49,7 @@ struct BenchArguments {
   std::vector<std::string> devices = {"auto"};
   std::string kernels = "auto";
   std::string log_det = "none";
+  std::string preset;
   bool guard = false;
   int64_t threads = 0;
   int64_t repeats = 0;
@@ -506,7 +507,9 @@ at::Device only_device(const BenchArguments& arguments) {
 /// From a quarter of the standard size to twice it, one thing at a time.
 void flow_growth(const BenchArguments& arguments) {
   const at::Device device = only_device(arguments);
-  const FlowSize standard = standard_flow(device);
+  const auto preset = arguments.preset.empty() ? FlowPreset::kPaper : parse_name<FlowPreset>(arguments.preset, kOrigin);
+  require(preset != FlowPreset::kPlane, kOrigin, "expected the preset of a flow of images, got plane.");
+  const FlowSize standard = standard_flow(preset, device);
   Progress progress;
   std::vector<FlowPoint> points;
   FlowSize least = standard;
@@ -528,6 +531,7 @@ void flow_growth(const BenchArguments& arguments) {
     ordered_json rows = ordered_json::array();
     for (const FlowPoint& point : points) {
       ordered_json row = {{"work", kFlow},
+                          {"preset", to_string(preset)},
                           {"grows", kFlowAxes[point.axis].name},
                           {"side", point.size.side},
                           {"scales", point.size.scales},
@@ -539,11 +543,10 @@ void flow_growth(const BenchArguments& arguments) {
     }
     print({{"machine", machine}, {"rows", std::move(rows)}});
   } else {
-    std::cout
-        << machine_text(machine) << "\n\nTraining step of a flow of " << standard.side << "x" << standard.side
-        << " images with one concatenation block, log-determinants by 5 terms; exponent e: the time grew as that number to the e from "
-           "the line above.\n\n"
-        << to_markdown(table_of(points));
+    std::cout << machine_text(machine) << "\n\nTraining step of a flow (preset " << to_string(preset) << ", with its attention) of "
+              << standard.side << "x" << standard.side
+              << " images, log-determinants by 5 terms; exponent e: the time grew as that number to the e from the line above.\n\n"
+              << to_markdown(table_of(points));
   }
   if (!arguments.plot.empty()) write_file_atomically(arguments.plot, flow_plot(points, device), kOrigin);
 }
@@ -597,6 +600,8 @@ void bench(const BenchArguments& arguments) {
   require(arguments.plot.empty() || arguments.work == kGrowth || arguments.work == kFlow, kOrigin,
           "expected --plot for growth or flow, got it with '", arguments.work, "'. Write: invattn bench growth --plot growth.png");
   const bool of_flow = arguments.work == kFlow || arguments.work == kFlowBlock;
+  require(arguments.preset.empty() || arguments.work == kFlow, kOrigin, "expected --preset for flow, got it with '", arguments.work,
+          "'. Write: invattn bench flow --preset residual-flow");
   require(!of_flow || (arguments.kinds.empty() && arguments.normalization.empty() && arguments.log_det == "none" && !arguments.guard &&
                        arguments.kernels == "auto" && (arguments.shapes.empty() || arguments.work == kFlowBlock)),
           kOrigin, "expected --device, --threads, --repeats", arguments.work == kFlow ? ", --plot" : ", --shape", " or --json for '",
@@ -634,6 +639,7 @@ void add_bench(CLI::App& tool) {
   command->add_option("--device", arguments->devices, "auto, cpu, cuda, or all: the CPU, and a GPU where there is one")
       ->capture_default_str();
   command->add_option("--kernels", arguments->kernels, "Of the fast side: auto, reference or fast")->capture_default_str();
+  command->add_option("--preset", arguments->preset, "flow: paper, improved or residual-flow (default: paper)");
   command->add_option("--log-det", arguments->log_det, "train: none, series (5 terms, as published) or roulette")->capture_default_str();
   command->add_flag("--guard", arguments->guard, "train: with the guard's penalty");
   command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));

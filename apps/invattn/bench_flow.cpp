@@ -1,5 +1,6 @@
 #include "bench_flow.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -102,9 +103,9 @@ FlowBlockFigures run_flow_block(const FlowBlockCase& what) {
   return figures;
 }
 
-FlowSize standard_flow(at::Device device) {
-  if (device.is_cpu()) return {.side = 16, .scales = 2, .batch = 16, .hidden = 32, .blocks = 4};
-  return {.side = 32, .scales = 3, .batch = 64, .hidden = 512, .blocks = 16};
+FlowSize standard_flow(FlowPreset preset, at::Device device) {
+  if (device.is_cpu()) return {.side = 16, .scales = 2, .batch = 16, .hidden = 32, .blocks = 4, .preset = preset};
+  return {.side = 32, .scales = 3, .batch = 64, .hidden = 512, .blocks = 16, .preset = preset};
 }
 
 BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats) {
@@ -112,10 +113,13 @@ BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats
   at::globalContext().setBenchmarkCuDNN(true);
   const PeakMemory memory(device);
   at::manual_seed(kSeed);
-  Flow flow(FlowOptions{.height = size.side,
-                        .width = size.side,
-                        .blocks = std::vector<int64_t>(static_cast<size_t>(size.scales), size.blocks),
-                        .hidden = size.hidden});
+  const auto scales = static_cast<size_t>(size.scales);
+  FlowOptions options = flow_preset(size.preset);
+  options.height = options.width = size.side;
+  options.blocks = std::vector<int64_t>(scales, size.blocks);
+  options.attention_blocks.resize(std::min(options.attention_blocks.size(), scales));
+  options.hidden = size.hidden;
+  Flow flow(options);
   flow->to(device);
   flow->train();
   if (!device.is_cpu()) flow->train_in(at::kBFloat16);  // as the configurations do

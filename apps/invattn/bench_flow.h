@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench_case.h"
+#include "invattn/nn/flow.h"
 
 namespace invattn::tool {
 
@@ -40,13 +41,14 @@ struct FlowSize {
   int64_t batch = 0;
   int64_t hidden = 0;  ///< channels inside the branches
   int64_t blocks = 0;  ///< of each scale
+  FlowPreset preset = FlowPreset::kPaper;
 };
 
-/// The paper's network on a GPU; on the CPU one that takes seconds.
-FlowSize standard_flow(at::Device device);
+/// The preset's network on a GPU; on the CPU one that takes seconds.
+FlowSize standard_flow(FlowPreset preset, at::Device device);
 
-/// A training step: log-likelihood with a series of 5 terms, the guard's penalty of one concatenation block, gradients, Adamax. On a GPU in TF32
-/// and as one launch.
+/// A training step: log-likelihood with a series of 5 terms, the guard's penalty, gradients, Adamax. On a GPU with branches in bfloat16, and as
+/// one launch.
 BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats);
 
 }  // namespace invattn::tool

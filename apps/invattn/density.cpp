@@ -39,7 +39,7 @@ void print(const DensityScore& score, bool plane) {
             << score.estimator << ")\n";
   if (score.exact > 0) {
     std::cout << "exact               " << score.exact
-              << " log-determinants of attention blocks: the local constant is 0.985 or more there, and the series might not converge\n";
+              << " log-determinants of attention blocks: the local constant there is larger than the roulette covers\n";
   }
   if (score.inverse_images > 0) {
     std::cout << "inverse             " << score.inverse_images - score.inverse_failures << " of " << score.inverse_images

@@ -23,6 +23,7 @@
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
 #include "invattn/nn/attention.h"
+#include "invattn/nn/convolution.h"
 #include "invattn/ops/kernels.h"
 #include "kernel_coverage.h"
 #include "machine.h"
@@ -66,6 +67,12 @@ struct Coverage {
   std::string obstacle;  // empty where they do
 };
 
+/// Whether the fast kernels do the convolution branches of flows with one activation.
+struct FlowCoverage {
+  Activation activation = Activation::kElu;
+  std::string obstacle;  // empty where they do
+};
+
 struct Facts {
   std::string torch_at_build;
   std::string torch_at_run_time;
@@ -78,6 +85,7 @@ struct Facts {
   int64_t gpus_in_torch = 0;
   std::vector<Coverage> cpu_kernels;
   std::vector<Coverage> cuda_kernels;  // empty where there is no GPU to ask for
+  std::vector<FlowCoverage> cuda_flows;
   std::vector<OptionalTool> optional_tools;
 };
 
@@ -148,6 +156,20 @@ std::vector<Coverage> coverage_on(at::Device device) {
   return result;
 }
 
+/// The branches of Residual Flow's layout: 3 channels at 32 x 32, 12 at 16 x 16, 48 at 8 x 8.
+std::vector<FlowCoverage> flow_coverage_on(at::Device device) {
+  std::vector<FlowCoverage> result;
+  for (const auto& [activation, name] : EnumNames<Activation>::kNames) {
+    FlowCoverage coverage{activation, ""};
+    for (int64_t channels = 3, side = 32; channels <= 48; channels *= 4, side /= 2) {
+      const ConvolutionOptions options{.channels = channels, .height = side, .width = side, .hidden = 512, .activation = activation};
+      if (coverage.obstacle.empty()) coverage.obstacle = kernel_obstacle(options, device);
+    }
+    result.push_back(std::move(coverage));
+  }
+  return result;
+}
+
 Facts gather() {
   Facts facts;
   facts.torch_at_build = TORCH_VERSION;
@@ -160,7 +182,10 @@ Facts gather() {
   facts.driver = ask_gpu_driver();
   facts.gpus_in_torch = at::detail::getCUDAHooks().getNumGPUs();  // answers 0 without CUDA, without a driver and without a GPU
   facts.cpu_kernels = coverage_on(at::kCPU);
-  if (facts.gpus_in_torch > 0) facts.cuda_kernels = coverage_on(at::kCUDA);
+  if (facts.gpus_in_torch > 0) {
+    facts.cuda_kernels = coverage_on(at::kCUDA);
+    facts.cuda_flows = flow_coverage_on(at::kCUDA);
+  }
   const PythonEnvironment environment = python_of(facts.torch_library);
   facts.optional_tools = {
       system_tool("ccache", "makes repeated builds quick"),
@@ -283,6 +308,27 @@ Finding cuda_kernels_finding(const Facts& facts) {
   return finding;
 }
 
+Finding flow_kernels_finding(const Facts& facts) {
+  Finding finding{.name = "flow convolutions on CUDA"};
+  if (!kBuiltWithCuda || facts.gpus_in_torch == 0) {
+    finding.status = Status::kNote;
+    finding.value = kBuiltWithCuda ? "built; no GPU here can run the kernels" : "no kernels built";
+    return finding;
+  }
+  std::vector<std::string> covered;
+  for (const auto& [activation, obstacle] : facts.cuda_flows) {
+    if (obstacle.empty()) {
+      covered.emplace_back(to_string(activation));
+    } else {
+      finding.status = Status::kNote;
+      finding.remedy += (finding.remedy.empty() ? "cuDNN does the rest: " : "; ") + std::string(to_string(activation)) + ": " + obstacle;
+    }
+  }
+  finding.value = "precision bf16, 3 convolutions (3x3, 1x1, 3x3), up to 48 channels, 128 to 512 inside; cover " +
+                  (covered.empty() ? std::string("nothing") : join(covered));
+  return finding;
+}
+
 std::string capability(const Gpu& gpu) { return std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor); }
 
 std::vector<Finding> judge(const Facts& facts) {
@@ -296,6 +342,7 @@ std::vector<Finding> judge(const Facts& facts) {
       cpu_kernels_finding(facts),
       cuda_finding(facts),
       cuda_kernels_finding(facts),
+      flow_kernels_finding(facts),
   };
   for (const Gpu& gpu : facts.driver.gpus) {
     findings.push_back({.name = "GPU", .value = gpu.name + ", " + gibibytes(gpu.memory_bytes) + ", compute capability " + capability(gpu)});
@@ -324,6 +371,14 @@ nlohmann::ordered_json to_json(const std::vector<Coverage>& coverage) {
   return json;
 }
 
+nlohmann::ordered_json to_json(const std::vector<FlowCoverage>& coverage) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const auto& [activation, obstacle] : coverage) {
+    json.push_back({{"activation", to_string(activation)}, {"covered", obstacle.empty()}, {"obstacle", obstacle}});
+  }
+  return json;
+}
+
 nlohmann::ordered_json to_json(const Facts& facts, const std::vector<Finding>& findings) {
   nlohmann::ordered_json json;
   json["ok"] = usable(findings);
@@ -346,7 +401,8 @@ nlohmann::ordered_json to_json(const Facts& facts, const std::vector<Finding>& f
   json["kernels"] = {{"instruction_set", std::string(kernel_instruction_set())},
                      {"cuda_built", kBuiltWithCuda},
                      {"cpu", to_json(facts.cpu_kernels)},
-                     {"cuda", to_json(facts.cuda_kernels)}};
+                     {"cuda", to_json(facts.cuda_kernels)},
+                     {"flow_convolutions_cuda", to_json(facts.cuda_flows)}};
   json["optional"] = nlohmann::ordered_json::array();
   for (const OptionalTool& tool : facts.optional_tools) {
     json["optional"].push_back(

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 
+#include "invattn/ops/branch_convolutions.h"
 #include "invattn/ops/response_attention.h"
 
 namespace invattn::tool {
@@ -16,6 +18,13 @@ std::string kernel_obstacle(const AttentionOptions& options, at::Device device) 
   const auto positions = [&](int64_t channels) { return at::empty({1, channels, 1}, at::TensorOptions().device(device)); };
   const at::Tensor query = positions(map.score == Score::kSum ? 1 : of_product);
   return fast_obstacle({query, query, positions(options.channels)}, map);
+}
+
+std::string kernel_obstacle(const ConvolutionOptions& options, at::Device device) {
+  const at::Tensor x = at::empty({1, options.channels, options.height, options.width}, at::TensorOptions().device(device));
+  std::vector<at::Tensor> weights;
+  for (const auto& shape : options.weight_shapes()) weights.push_back(at::empty(shape, x.options().dtype(at::kBFloat16)));
+  return branch_convolutions_obstacle(x, weights);
 }
 
 }  // namespace invattn::tool

@@ -24,9 +24,14 @@ void DensityLogDet::validate() const {
 LogDetOptions DensityLogDet::options(int64_t seed, int64_t drawn) const {
   switch (estimator) {
     case DensityEstimator::kSeries:
-      return SeriesLogDet{.terms = terms, .seed = seed};
+      return SeriesLogDet{.terms = terms, .guarded_terms = guarded_terms, .seed = seed};
     case DensityEstimator::kRoulette:
-      return RouletteLogDet{.minimum_terms = minimum_terms, .continuation = continuation, .terms = drawn, .seed = seed};
+      return RouletteLogDet{.minimum_terms = minimum_terms,
+                            .continuation = continuation,
+                            .stride = stride,
+                            .guarded_terms = guarded_terms,
+                            .terms = drawn,
+                            .seed = seed};
     case DensityEstimator::kExact:
       break;
   }

@@ -34,6 +34,8 @@ struct DensityLogDet {
   int64_t terms = 5;           ///< of the series; the published code trains and reports with 5
   int64_t minimum_terms = 2;   ///< of the roulette: always computed
   double continuation = 0.85;  ///< of the roulette: probability of each further term
+  int64_t stride = 1;          ///< of the roulette: further terms come in groups of so many
+  int64_t guarded_terms = 0;   ///< further sure terms of attention blocks whose constant is measured
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
@@ -41,6 +43,8 @@ struct DensityLogDet {
     field("terms", self.terms, "terms of the series");
     field("minimum_terms", self.minimum_terms, "terms of the roulette that are always computed");
     field("continuation", self.continuation, "probability of each further term of the roulette");
+    field("stride", self.stride, "further terms of the roulette come in groups of so many: fewer captured graphs");
+    field("guarded_terms", self.guarded_terms, "further sure terms of attention blocks whose constant is measured (guarded, paper)");
   }
 
   void validate() const;

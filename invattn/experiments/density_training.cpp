@@ -211,6 +211,7 @@ class Training {
     const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
     (penalty.defined() ? loss + penalty : loss).backward();
     optimizer_->step();
+    if (guarded) guard_->hold();
     const at::NoGradGuard no_grad;
     sums_[kBits].add_(loss.detach());
     if (optimizer_->gradient_norm().defined()) sums_[kGradientNorm].add_(optimizer_->gradient_norm());

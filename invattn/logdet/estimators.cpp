@@ -108,6 +108,19 @@ at::Tensor estimate_with_neumann_gradient(BranchProducts& products, const ProbeD
   return surrogate.requires_grad() ? value + GradientOnly::apply(surrogate) : value;
 }
 
+/// Draws of how many terms come after the minimum: the stride times how often the game went on.
+at::Tensor extra_terms(const RouletteLogDet& options, at::IntArrayRef shape, const std::optional<at::Generator>& generator) {
+  const double stops = 1 - std::pow(options.continuation, static_cast<double>(options.stride));
+  // geometric_ counts trials up to the first success, itself included: one more than the times that the game went on.
+  return options.stride * (at::empty(shape, at::kLong).geometric_(stops, generator) - 1);
+}
+
+/// For each term up to `last`, the end of its group behind the minimum: how many terms the game must have gone on for. (last)
+at::Tensor played_terms(const RouletteLogDet& options, int64_t last, const at::TensorOptions& type) {
+  const auto beyond = at::arange(1, last + 1, type).sub_(options.minimum_terms).clamp_min_(0);
+  return options.stride == 1 ? beyond : beyond.add_(options.stride - 1).floor_divide_(options.stride).mul_(options.stride);
+}
+
 template <class Options>
 std::optional<at::Generator> make_generator(const Options& options) {
   if (options.seed == -1) return std::nullopt;
@@ -169,15 +182,14 @@ at::Tensor probe_estimates(const LogDetProblem& problem, const std::vector<Probe
 }
 
 at::Tensor roulette_weights(const RouletteLogDet& options, int64_t batch, const std::optional<at::Generator>& generator) {
-  // geometric_ counts trials up to the first success, itself included: one more than the times that the game went on.
-  const auto extra = at::empty({batch}, at::kLong).geometric_(1 - options.continuation, generator) - 1;
+  const auto extra = extra_terms(options, {batch}, generator);
   const auto largest = options.minimum_terms + (batch == 0 ? 0 : extra.max().item<int64_t>());
-  const auto beyond = at::arange(1, largest + 1, at::kLong).sub(options.minimum_terms).clamp_min(0).unsqueeze(1);  // (terms, 1)
-  return at::where(beyond <= extra, at::pow(1 / options.continuation, beyond.to(at::kDouble)), 0.0);
+  const auto played = played_terms(options, largest, at::kLong).unsqueeze(1);  // (terms, 1)
+  return at::where(played <= extra, at::pow(1 / options.continuation, played.to(at::kDouble)), 0.0);
 }
 
 int64_t draw_terms(const RouletteLogDet& options, at::Generator generator) {
-  return options.minimum_terms + at::empty({}, at::kLong).geometric_(1 - options.continuation, std::move(generator)).item<int64_t>() - 1;
+  return options.minimum_terms + extra_terms(options, {}, std::move(generator)).item<int64_t>();
 }
 
 LogDet estimated_log_det(const LogDetProblem& problem, const SeriesLogDet& options) {
@@ -188,8 +200,7 @@ LogDet estimated_log_det(const LogDetProblem& problem, const RouletteLogDet& opt
   const auto batch = problem.x.size(0);
   if (options.terms > 0) {
     return average_probes(problem, options, [&](const auto&) {
-      const auto beyond = at::arange(1, options.terms + 1, problem.x.options()).sub_(options.minimum_terms).clamp_min_(0);
-      return at::pow(1 / options.continuation, beyond).unsqueeze(1);
+      return at::pow(1 / options.continuation, played_terms(options, options.terms, problem.x.options())).unsqueeze(1);
     });
   }
   return average_probes(problem, options, [&](const auto& generator) { return roulette_weights(options, batch, generator); });

@@ -1,6 +1,7 @@
 #include "invattn/logdet/options.h"
 
 #include <cmath>
+#include <utility>
 
 #include "invattn/core/error.h"
 
@@ -10,6 +11,7 @@ namespace {
 /// The fields that both estimators have.
 template <class Options>
 void validate_sampling(const Options& options, std::string_view origin) {
+  require(options.guarded_terms >= 0, origin, "expected guarded_terms >= 0, got ", options.guarded_terms, ".");
   require(options.probes >= 1, origin, "expected probes >= 1, got ", options.probes, ". One probe is enough for training.");
   require(options.seed >= -1, origin, "expected a seed >= 0, or -1 for the default generator, got ", options.seed,
           ". Pass -1 and call torch::manual_seed to reproduce a whole run.");
@@ -27,7 +29,9 @@ void RouletteLogDet::validate() const {
           ". The first term has the largest variance: always compute it.");
   require(continuation > 0 && continuation < 1, "RouletteLogDet", "expected 0 < continuation < 1, got ", continuation,
           ". Use SeriesLogDet for a fixed number of terms.");
-  require(terms == 0 || terms >= minimum_terms, "RouletteLogDet", "expected terms >= minimum_terms = ", minimum_terms,
+  require(stride >= 1, "RouletteLogDet", "expected stride >= 1, got ", stride, ". With 1 any number of terms may be drawn.");
+  require(terms == 0 || (terms >= minimum_terms && (terms - minimum_terms) % stride == 0), "RouletteLogDet",
+          "expected terms = minimum_terms, ", minimum_terms, ", or that and a multiple of the stride, ", stride,
           ", or 0 for draws of its own, got ", terms, ". Draw it with draw_terms.");
   validate_sampling(*this, "RouletteLogDet");
 }
@@ -35,6 +39,16 @@ void RouletteLogDet::validate() const {
 void ExactLogDet::validate() const {
   require(max_dimension >= 1, "ExactLogDet", "expected max_dimension >= 1, got ", max_dimension,
           ". Give the number of entries per sample.");
+}
+
+LogDetOptions with_guarded_terms(LogDetOptions options) {
+  if (auto* series = std::get_if<SeriesLogDet>(&options)) series->terms += std::exchange(series->guarded_terms, 0);
+  if (auto* roulette = std::get_if<RouletteLogDet>(&options)) {
+    const auto more = std::exchange(roulette->guarded_terms, 0);
+    roulette->minimum_terms += more;
+    if (roulette->terms > 0) roulette->terms += more;
+  }
+  return options;
 }
 
 std::string describe(const LogDetOptions& options) {

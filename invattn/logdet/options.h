@@ -68,6 +68,8 @@ struct LogDetDraws {
 struct SeriesLogDet {
   /// n, the number of powers of J. With the Lipschitz constant c of the branch the bias shrinks as c^(n+1).
   int64_t terms = 10;
+  /// As of RouletteLogDet.
+  int64_t guarded_terms = 0;
   /// Independent probes per sample; the cost is proportional. The standard error needs at least two.
   int64_t probes = 1;
   Probe probe = Probe::kRademacher;
@@ -84,6 +86,7 @@ struct SeriesLogDet {
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
     field("terms", self.terms, "number of powers of the Jacobian");
+    field("guarded_terms", self.guarded_terms, "further terms of branches whose constant is measured");
     field("probes", self.probes, "independent random vectors per sample");
     field("probe", self.probe, "their distribution");
     field("gradient", self.gradient, "how the value is differentiated");
@@ -104,6 +107,12 @@ struct RouletteLogDet {
   /// The probability p of going on after each later term: P(N >= k) = p^(k - minimum_terms), p / (1 - p) further terms on average.
   /// With gradients a batch costs as much as its longest draw, without them about two mean ones.
   double continuation = 0.85;
+  /// Terms beyond the minimum come in groups of so many: a group is computed as a whole, with the probability continuation^stride of going on to
+  /// it. Fewer numbers of terms are then possible, each of which a captured training step needs a graph for.
+  int64_t stride = 1;
+  /// Further terms that are always computed in branches whose constant is measured and not known (policies guarded and paper): attention blocks
+  /// of a flow are few and cheap, and now and then a sample has a constant far above those of most.
+  int64_t guarded_terms = 0;
   /// N of all samples and probes, drawn by the caller (draw_terms); 0: each draws its own. A loss over many samples and blocks stays
   /// unbiased if they share one draw per step, and the step is then one of a few that can be captured (train/captured_step.h).
   int64_t terms = 0;
@@ -123,6 +132,8 @@ struct RouletteLogDet {
   static void visit(Self& self, Visitor&& field) {
     field("minimum_terms", self.minimum_terms, "terms that are always computed");
     field("continuation", self.continuation, "probability of going on after each later term");
+    field("stride", self.stride, "later terms come in groups of so many");
+    field("guarded_terms", self.guarded_terms, "further terms of branches whose constant is measured, always computed");
     field("terms", self.terms, "number of terms of all samples, drawn by the caller; 0: each draws its own");
     field("probes", self.probes, "independent random vectors per sample");
     field("probe", self.probe, "their distribution");
@@ -151,6 +162,9 @@ struct ExactLogDet {
 int64_t draw_terms(const RouletteLogDet& options, at::Generator generator);
 
 using LogDetOptions = std::variant<SeriesLogDet, RouletteLogDet, ExactLogDet>;
+
+/// For a branch whose constant is measured: with the `guarded_terms` among those that are always computed.
+LogDetOptions with_guarded_terms(LogDetOptions options);
 
 /// "series(terms=10, probes=1, …)", "roulette(…)" or "exact(…)".
 std::string describe(const LogDetOptions& options);

@@ -134,7 +134,7 @@ void PointwiseMapImpl::project() {
   weight.mul_(at::where(norm > constant_, constant_ / norm * kBelow, 1.0));  // without waiting for a device
 }
 
-void PointwiseMapImpl::scale(double factor) {
+void PointwiseMapImpl::scale_by(const at::Tensor& factor) {
   at::NoGradGuard no_grad;
   project();  // first, or the constraint would undo the scale
   weight.mul_(factor);
@@ -439,15 +439,9 @@ void AttentionImpl::project() {
   }
 }
 
-void AttentionImpl::scale(double factor) {
-  require(factor > 0 && factor <= 1, "Attention", "expected a scale in (0, 1], got ", factor, ".");
-  project();
+void AttentionImpl::scale_by(const at::Tensor& factor) {
   // g is linear in W_L, and without one in F.
-  if (!output_.is_empty()) {
-    output_->scale(factor);
-  } else {
-    value_->scale(factor);
-  }
+  (output_.is_empty() ? value_ : output_)->scale_by(factor);
 }
 
 Certificate AttentionImpl::certificate() const {

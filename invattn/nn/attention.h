@@ -156,7 +156,7 @@ class PointwiseMapImpl : public torch::nn::Module {
 
   double constant() const { return constant_; }  ///< 0: not held
   void project();
-  void scale(double factor);
+  void scale_by(const at::Tensor& factor);
   void pretty_print(std::ostream& stream) const override;
 
   at::Tensor weight;  // (outputs, inputs)
@@ -177,7 +177,7 @@ class AttentionImpl : public BranchImpl {
   at::Tensor forward(const at::Tensor& x) override;
   FrozenBranch freeze(const at::Tensor& example) override;
   void project() override;
-  void scale(double factor) override;
+  void scale_by(const at::Tensor& factor) override;
   Policy policy() const override { return options_.policy; }
   Certificate certificate() const override;
   int64_t outside_domain(const at::Tensor& x) const override;

@@ -46,7 +46,10 @@ class BranchImpl : public torch::nn::Module {
   virtual void project() {}
 
   /// Multiplies g by a factor in (0, 1], folded into the weights.
-  virtual void scale(double factor) = 0;
+  void scale(double factor);
+
+  /// The same by a number that may lie on a device, (), as it is.
+  virtual void scale_by(const at::Tensor& factor) = 0;
 
   virtual Policy policy() const = 0;
 

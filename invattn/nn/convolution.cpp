@@ -64,15 +64,24 @@ void ConvolutionOptions::validate() const {
   require(iterations >= 0, kOrigin, "expected 0 or more iterations, got ", iterations, ".");
 }
 
+std::vector<std::vector<int64_t>> ConvolutionOptions::weight_shapes() const {
+  std::vector<std::vector<int64_t>> result;
+  for (int64_t i = 0; i < layers; ++i) {
+    const bool first = i == 0;
+    const bool last = i + 1 == layers;
+    const auto side = first || last ? kernel : 1;
+    result.push_back({last ? channels : hidden, first ? channels : hidden * (is_pair(activation) ? 2 : 1), side, side});
+  }
+  return result;
+}
+
 ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(options) {
   options_.validate();
-  const auto inner = options_.hidden * (is_pair(options_.activation) ? 2 : 1);
-  for (int64_t i = 0; i < options_.layers; ++i) {
-    const bool first = i == 0;
-    const bool last = i + 1 == options_.layers;
-    const auto inputs = first ? options_.channels : inner;
-    const auto outputs = last ? options_.channels : options_.hidden;
-    const auto kernel = first || last ? options_.kernel : 1;
+  const auto shapes = options_.weight_shapes();
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const bool last = i + 1 == shapes.size();
+    const auto inputs = shapes[i][1];
+    const auto kernel = shapes[i][2];
     const double bound = 1 / std::sqrt(static_cast<double>(inputs * kernel * kernel));
     const auto name = std::to_string(i);
     // A 1x1 convolution has the norm of its matrix whatever the image: one position is enough.
@@ -81,10 +90,10 @@ ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(o
                 {},
                 ConvolutionNorm(inputs, kernel == 1 ? 1 : options_.height, kernel == 1 ? 1 : options_.width,
                                 {.tolerance = options_.tolerance, .steps = options_.iterations})};
-    layer.weight = register_parameter("weight" + name, at::empty({outputs, inputs, kernel, kernel}).uniform_(-bound, bound));
-    layer.bias = register_parameter("bias" + name, at::empty({outputs}).uniform_(-bound, bound));
+    layer.weight = register_parameter("weight" + name, at::empty(shapes[i]).uniform_(-bound, bound));
+    layer.bias = register_parameter("bias" + name, at::empty({shapes[i][0]}).uniform_(-bound, bound));
     if (!last && options_.activation != Activation::kElu) {
-      layer.beta = register_parameter("beta" + name, at::full({1}, std::log(std::expm1(0.5))));
+      layer.beta = register_parameter("beta" + name, at::full({1}, 0.5));  // so that beta starts at softplus(0.5), as Residual Flows' does
     }
     register_buffer("vector" + name, layer.norm.vector());
     layers_.push_back(std::move(layer));
@@ -138,6 +147,7 @@ ConvolutionImpl::Constrained ConvolutionImpl::constrained(const at::Tensor& exam
     result.weights.push_back(constrain(layer.weight, norm, layer_constant()).to(type).contiguous(format));
     result.biases.push_back(layer.bias.to(type));
   }
+  if (const auto parameters = betas(); !parameters.empty()) result.betas = at::softplus(at::cat(parameters));
   return result;
 }
 
@@ -199,6 +209,23 @@ void ConvolutionImpl::prepare(const std::vector<ConvolutionImpl*>& branches, at:
       branches[b]->prepared_.biases.push_back(bias_parts[b]);
     }
   }
+  std::vector<at::Tensor> parameters;
+  for (const auto* branch : branches) {
+    const auto own = branch->betas();
+    parameters.insert(parameters.end(), own.begin(), own.end());
+  }
+  if (parameters.empty()) return;
+  const auto parts = at::softplus(at::cat(parameters)).view({static_cast<int64_t>(branches.size()), -1}).unbind(0);
+  for (std::size_t b = 0; b < branches.size(); ++b) branches[b]->prepared_.betas = parts[b];
+}
+
+/// Of the activations, before the softplus; none for ELU.
+std::vector<at::Tensor> ConvolutionImpl::betas() const {
+  std::vector<at::Tensor> result;
+  for (const auto& layer : layers_) {
+    if (layer.beta.defined()) result.push_back(layer.beta);
+  }
+  return result;
 }
 
 at::ScalarType ConvolutionImpl::computed_in() const { return is_training() && reduced_ ? *reduced_ : layers_[0].weight.scalar_type(); }
@@ -241,8 +268,8 @@ BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
   const auto maps = constrained_for(x);
   const auto outside = x.scalar_type();
   const auto inside = computed_in();
-  if (options_.activation == Activation::kElu && maps.shifts.empty() && covers_branch_convolutions(x, maps.weights)) {
-    auto [value, vjp] = branch_convolutions(x, maps.weights, maps.biases);
+  if (maps.shifts.empty() && covers_branch_convolutions(x, maps.weights)) {
+    auto [value, vjp] = branch_convolutions(x, maps.weights, maps.biases, maps.betas);
     return {std::move(value), std::move(vjp)};
   }
   Slopes slopes(options_.activation);
@@ -328,8 +355,7 @@ void ConvolutionImpl::project() {
   }
 }
 
-void ConvolutionImpl::scale(double factor) {
-  require(factor > 0 && factor <= 1, "Convolution", "expected a scale in (0, 1], got ", factor, ".");
+void ConvolutionImpl::scale_by(const at::Tensor& factor) {
   project();
   at::NoGradGuard no_grad;
   layers_.back().weight.mul_(factor);

@@ -56,6 +56,9 @@ struct ConvolutionOptions {
   }
 
   void validate() const;
+
+  /// (O, I, k, k) of each convolution.
+  std::vector<std::vector<int64_t>> weight_shapes() const;
 };
 
 /// The branch of an i-ResNet: convolutions whose spectral norms multiply to the constant.
@@ -70,7 +73,7 @@ class ConvolutionImpl : public BranchImpl {
   BranchValue forward_with_vjp(const at::Tensor& x) override;
   FrozenBranch freeze(const at::Tensor& example) override;
   void project() override;
-  void scale(double factor) override;
+  void scale_by(const at::Tensor& factor) override;
   /// Also forgets what was worked out from the weights, which a replayed CUDA graph changes without a trace.
   void train(bool on = true) override;
   Policy policy() const override { return Policy::kProduct; }
@@ -99,6 +102,7 @@ class ConvolutionImpl : public BranchImpl {
   struct Constrained {
     std::vector<at::Tensor> weights;
     std::vector<at::Tensor> biases;
+    at::Tensor betas;                // (layers - 1), of the activations; undefined for ELU
     std::vector<at::Tensor> shifts;  // (1, C, 1, 1), taken from the activations behind each layer but the last; empty: nothing is
     at::Tensor at_zero;              // (1, C, H, W), where there are shifts: g(0), the last layer's bias among it
   };
@@ -114,6 +118,7 @@ class ConvolutionImpl : public BranchImpl {
   at::Tensor pass(const Constrained& maps, Slopes& slopes, const at::Tensor& x) const;
   static at::Tensor pulled_back(const std::vector<at::Tensor>& weights, const Slopes& slopes, const at::Tensor& cotangent);
   double layer_constant() const;
+  std::vector<at::Tensor> betas() const;
   at::ScalarType computed_in() const;
 
   ConvolutionOptions options_;

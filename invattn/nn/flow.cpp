@@ -73,6 +73,8 @@ void FlowOptions::validate() const {
           ".");
   require(attention_follow == 0 || actnorm, kOrigin, "expected actnorm where attention_follow is above 0, got attention_follow ",
           attention_follow, " and no scale that could follow. Turn actnorm on or set attention_follow to 0.");
+  require(dense_blocks >= 0 && dense_hidden > 0, kOrigin, "expected dense_blocks of 0 or more and a positive dense_hidden, got ",
+          dense_blocks, " and ", dense_hidden, ".");
   const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
   require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
           "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
@@ -99,9 +101,19 @@ FlowOptions flow_preset(FlowPreset preset) {
               .constant = 0.98,
               .attention = FlowAttention::kNone,
               .attention_blocks = {}};
-    default:
-      return {};
+    case FlowPreset::kResidualFlow:
+      return {.pixels = PixelTransform::kLogit,
+              .squeeze = false,
+              .split = false,
+              .activation = Activation::kLipSwish,
+              .constant = 0.941,  // 0.98 for each of three convolutions
+              .attention = FlowAttention::kGaussian,
+              .attention_blocks = {0, 1, 1},
+              .attention_follow = 0.99};
+    case FlowPreset::kPaper:
+      break;
   }
+  return {};
 }
 
 FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
@@ -116,34 +128,24 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
     }
     auto blocks = std::make_shared<SequentialImpl>();
     blocks->recompute(options_.recompute);
-    const auto add = [&, inside = channels](std::shared_ptr<BranchImpl> branch, double follow = 0) {
-      auto block = std::make_shared<SequentialImpl>();
-      if (options_.actnorm) block->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = inside, .follow = follow}));
-      block->push_back(std::make_shared<InvertibleResidualImpl>(std::move(branch)));
-      blocks->push_back(block);
-    };
     std::vector<ConvolutionImpl*> convolutions;
     for (int64_t block = 0; block < options_.blocks[i]; ++block) {
-      auto branch = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = channels,
-                                                                         .height = height,
-                                                                         .width = width,
-                                                                         .hidden = options_.hidden,
-                                                                         .kernel = options_.kernel,
-                                                                         .layers = options_.layers,
-                                                                         .activation = options_.activation,
-                                                                         .constant = options_.constant,
-                                                                         .tolerance = options_.tolerance,
-                                                                         .iterations = options_.iterations});
-      convolutions.push_back(branch.get());
-      add(std::move(branch));
+      convolutions.push_back(add_convolution(*blocks, {channels, height, width}, options_.hidden, options_.kernel));
     }
     for (int64_t block = 0; block < attention_count(options_, i); ++block) {
-      add(std::make_shared<AttentionImpl>(attention_options(options_, channels)), options_.attention_follow);
+      add_block(*blocks, channels, std::make_shared<AttentionImpl>(attention_options(options_, channels)), options_.attention_follow);
     }
     register_module("scale" + std::to_string(i), blocks);
     const bool splits = options_.split && i + 1 < options_.blocks.size();
     scales_.push_back({squeezes, std::move(blocks), {channels, height, width}, splits ? channels / 2 : channels, std::move(convolutions)});
     channels = scales_.back().kept;
+  }
+  if (options_.dense_blocks > 0) {
+    dense_ = register_module("dense", std::make_shared<SequentialImpl>());
+    dense_->recompute(options_.recompute);
+    for (int64_t block = 0; block < options_.dense_blocks; ++block) {
+      dense_convolutions_.push_back(add_convolution(*dense_, {dimensions(), 1, 1}, options_.dense_hidden, /*kernel=*/1));
+    }
   }
   mean_ = at::zeros({dimensions()});
   log_deviation_ = at::zeros({dimensions()});
@@ -154,6 +156,29 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
     register_buffer("prior_mean", mean_);
     register_buffer("prior_log_deviation", log_deviation_);
   }
+}
+
+ConvolutionImpl* FlowImpl::add_convolution(SequentialImpl& blocks, const std::vector<int64_t>& shape, int64_t hidden,
+                                           int64_t kernel) const {
+  const auto branch = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = shape[0],
+                                                                           .height = shape[1],
+                                                                           .width = shape[2],
+                                                                           .hidden = hidden,
+                                                                           .kernel = kernel,
+                                                                           .layers = options_.layers,
+                                                                           .activation = options_.activation,
+                                                                           .constant = options_.constant,
+                                                                           .tolerance = options_.tolerance,
+                                                                           .iterations = options_.iterations});
+  add_block(blocks, shape[0], branch);
+  return branch.get();
+}
+
+void FlowImpl::add_block(SequentialImpl& blocks, int64_t channels, std::shared_ptr<BranchImpl> branch, double follow) const {
+  auto block = std::make_shared<SequentialImpl>();
+  if (options_.actnorm) block->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = channels, .follow = follow}));
+  block->push_back(std::make_shared<InvertibleResidualImpl>(std::move(branch)));
+  blocks.push_back(block);
 }
 
 void FlowImpl::check(const at::Tensor& x) const {
@@ -203,22 +228,25 @@ at::Tensor FlowImpl::run(const at::Tensor& x, Visit&& visit) {
 }
 
 at::Tensor FlowImpl::forward(const at::Tensor& x) {
-  return run(x, [this](std::size_t i, const at::Tensor& y) { return scales_[i].blocks->forward(y); });
+  const auto z = run(x, [this](std::size_t i, const at::Tensor& y) { return scales_[i].blocks->forward(y); });
+  return dense_ ? dense_->forward(z) : z;
 }
 
 std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
   check(x);
   auto total = exact_log_det(transform_log_det(x));
-  auto z = run(x, [&](std::size_t i, const at::Tensor& y) {
+  const auto through = [&](SequentialImpl& blocks, const std::vector<ConvolutionImpl*>& convolutions, std::size_t i, const at::Tensor& y) {
     // A block that will be computed a second time needs weights of its own for that.
-    if (!options_.recompute) ConvolutionImpl::prepare(scales_[i].convolutions, y.suggest_memory_format());
-    auto [next, part] = scales_[i].blocks->forward_log_det(y, options_for_part(options, i));
+    if (!options_.recompute) ConvolutionImpl::prepare(convolutions, y.suggest_memory_format());
+    auto [next, part] = blocks.forward_log_det(y, options_for_part(options, i));
     total.value = total.value + part.value;
     total.standard_error = at::hypot(total.standard_error, part.standard_error);
     total.sign = total.sign * part.sign;
     total.exact += part.exact;
     return next;
-  });
+  };
+  auto z = run(x, [&](std::size_t i, const at::Tensor& y) { return through(*scales_[i].blocks, scales_[i].convolutions, i, y); });
+  if (dense_) z = through(*dense_, dense_convolutions_, scales_.size(), z);
   return {z, total};
 }
 
@@ -229,6 +257,11 @@ Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {
   at::NoGradGuard no_grad;
   std::vector<InverseReport> reports;
   auto rest = z.detach();
+  if (dense_) {
+    auto solution = dense_->inverse(rest, options);
+    rest = solution.x;
+    reports.push_back(std::move(solution.report));
+  }
   at::Tensor y;
   for (auto scale = scales_.rbegin(); scale != scales_.rend(); ++scale) {
     // The scale's own latents are the last ones that are left.
@@ -282,10 +315,12 @@ void FlowImpl::train_in(std::optional<at::ScalarType> type) {
   for (const auto& scale : scales_) {
     for (auto* convolution : scale.convolutions) convolution->train_in(type);
   }
+  for (auto* convolution : dense_convolutions_) convolution->train_in(type);
 }
 
 void FlowImpl::project() {
   for (const auto& scale : scales_) scale.blocks->project();
+  if (dense_) dense_->project();
 }
 
 std::string FlowImpl::describe() const { return nlohmann::json{{"type", "flow"}, {"options", fields_to_json(options_)}}.dump(); }

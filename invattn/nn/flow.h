@@ -84,6 +84,8 @@ struct FlowOptions {
   std::vector<int64_t> attention_blocks{1};  ///< how many of them stand behind the blocks of each scale; 0 where not given
   double attention_radius = 3;               ///< preset strict: entries beyond are clipped inside the branch
   double attention_follow = 0;               ///< of the ActNorm in front of attention (ActNormOptions::follow)
+  int64_t dense_blocks = 0;                  ///< fully connected residual blocks behind the last scale, over all latents
+  int64_t dense_hidden = 128;                ///< numbers inside their branches
   FlowPrior prior = FlowPrior::kLearned;     ///< the distribution of the latents
   bool recompute = false;                    ///< training keeps the inputs of the blocks only: less memory, more time
 
@@ -111,6 +113,8 @@ struct FlowOptions {
     field("attention_radius", self.attention_radius, "preset strict: entries beyond are clipped inside the branch");
     field("attention_follow", self.attention_follow,
           "0: the scale in front of attention is learned; else it follows the batches, and keeps this much of itself with each");
+    field("dense_blocks", self.dense_blocks, "fully connected residual blocks behind the last scale, over all latents");
+    field("dense_hidden", self.dense_hidden, "numbers inside their branches");
     field("prior", self.prior, "the distribution of the latents: learned (a mean and deviation each) or standard");
     field("recompute", self.recompute, "training keeps the inputs of the blocks only: less memory, more time");
   }
@@ -121,16 +125,19 @@ struct FlowOptions {
 
 /// Sets of options with a name.
 enum class FlowPreset {
-  kPaper,     ///< the paper's network for CIFAR-10: ELU, constant 0.9, one attention block at the first scale
-  kImproved,  ///< the same size by later findings: LipSwish, constant 0.98, logit transform, attention at every scale
-  kPlane,     ///< points of the plane as images of 1 x 1 with 2 channels, without attention, which needs positions
+  kPaper,         ///< the paper's network for CIFAR-10: ELU, constant 0.9, one attention block at the first scale
+  kImproved,      ///< the same size by later findings: LipSwish, constant 0.98, logit transform, attention at every scale
+  kPlane,         ///< points of the plane as images of 1 x 1 with 2 channels, without attention, which needs positions
+  kResidualFlow,  ///< Residual Flow's layout for CIFAR-10, 3 @ 32x32, 12 @ 16x16, 48 @ 8x8, with attention at the last two scales
 };
 
 template <>
 struct EnumNames<FlowPreset> {
   static constexpr std::string_view kWhat = "a preset";
-  static constexpr std::array<std::pair<FlowPreset, std::string_view>, 3> kNames{
-      {{FlowPreset::kPaper, "paper"}, {FlowPreset::kImproved, "improved"}, {FlowPreset::kPlane, "plane"}}};
+  static constexpr std::array<std::pair<FlowPreset, std::string_view>, 4> kNames{{{FlowPreset::kPaper, "paper"},
+                                                                                  {FlowPreset::kImproved, "improved"},
+                                                                                  {FlowPreset::kPlane, "plane"},
+                                                                                  {FlowPreset::kResidualFlow, "residual-flow"}}};
 };
 
 FlowOptions flow_preset(FlowPreset preset);
@@ -150,7 +157,8 @@ struct LogProb {
 ///   auto [images, report] = flow->sample(64, 0.7, /*seed=*/1);
 ///
 /// Scale by scale: [squeeze,] convolution blocks, attention blocks, [split]. A block is [ActNorm,] InvertibleResidual. As a bijection it
-/// takes images (B, C, H, W) to latents (B, D, 1, 1) with D = C H W: what the splits put aside, scale after scale, then the last scale.
+/// takes images (B, C, H, W) to latents (B, D, 1, 1) with D = C H W: what the splits put aside, scale after scale, then the last scale; all of
+/// them through the dense blocks, where there are any, each with a scale and shift per latent.
 ///
 /// In training mode, after the first batch and with fixed `iterations`, a forward pass never waits for the device; an input in
 /// channels-last format stays in it throughout.
@@ -193,6 +201,9 @@ class FlowImpl : public BijectionImpl {
     int64_t kept;                                  // channels that go on to the next scale; C at the last scale and without split
     std::vector<ConvolutionImpl*> convolutions{};  // of the blocks
   };
+  /// Adds [ActNorm,] x + g(x) with convolutions of this kernel, and says which they are.
+  ConvolutionImpl* add_convolution(SequentialImpl& blocks, const std::vector<int64_t>& shape, int64_t hidden, int64_t kernel) const;
+  void add_block(SequentialImpl& blocks, int64_t channels, std::shared_ptr<BranchImpl> branch, double follow = 0) const;
   /// Runs the parts in order; `visit(scale, y)` runs the blocks of one.
   template <class Visit>
   at::Tensor run(const at::Tensor& x, Visit&& visit);
@@ -203,6 +214,8 @@ class FlowImpl : public BijectionImpl {
 
   FlowOptions options_;
   std::vector<Scale> scales_;
+  std::shared_ptr<SequentialImpl> dense_;  // over the latents, (B, D, 1, 1); none without dense blocks
+  std::vector<ConvolutionImpl*> dense_convolutions_;
   SqueezeImpl squeeze_;
   at::Tensor mean_, log_deviation_;  // (D): of the prior; parameters, or buffers of zeros
 };

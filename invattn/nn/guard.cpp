@@ -89,6 +89,16 @@ void Guard::after_step() {
   for (auto* block : blocks_) block->project();
 }
 
+void Guard::hold() {
+  const at::NoGradGuard no_grad;
+  for (auto& entry : guarded_) {
+    if (!entry.penalty.constants().defined()) continue;
+    const auto largest = entry.penalty.constants().max();
+    const auto above = (largest > entry.constant).logical_and(largest.isfinite());
+    entry.block->branch().scale_by(at::where(above, entry.constant / largest, at::ones_like(largest)));
+  }
+}
+
 std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor&)>& forward, const std::vector<at::Tensor>& batches,
                                        const std::string& data) {
   require(!batches.empty(), "Guard", "expected batches to measure on, got none. Give finish() training images.");

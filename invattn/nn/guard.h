@@ -79,6 +79,10 @@ class Guard {
   /// Projects the weights of every residual block onto their constraints, guarded or not.
   void after_step();
 
+  /// After an update of the weights, where the penalty alone might come too late: scales each guarded branch back to its constant if the last
+  /// penalty saw a larger one. Does not wait for a device.
+  void hold();
+
   /// Runs `forward` over the batches, measures the local constants of each guarded block on its own inputs there, scales g where
   /// margin x largest is above the block's constant, and certifies each block. `data` names the batches in the certificates.
   std::vector<Certificate> finish(const std::function<void(const at::Tensor&)>& forward, const std::vector<at::Tensor>& batches,

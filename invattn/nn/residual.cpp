@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cmath>
 #include <ostream>
 #include <variant>
 #include <vector>
@@ -16,15 +18,16 @@ namespace invattn {
 
 namespace {
 
-/// A roulette is unbiased where the series converges, which a branch that was measured on some samples promises for those only. The samples on
-/// which its local constant is near 1 or above are computed exactly: one of them would spoil a mean over thousands.
-void replace_diverging(LogDet& determinant, const LogDetProblem& problem) {
-  constexpr double kConverges = 0.985;  // below this
+/// A roulette is unbiased where the series converges, and its variance finite where the square of the constant is below the probability of
+/// going on. A branch that was measured on some samples promises that for those only. The others are computed exactly: one of them would spoil a
+/// mean over thousands.
+void replace_diverging(LogDet& determinant, const LogDetProblem& problem, const RouletteLogDet& options) {
+  const double covered = std::min(kSureConstant, std::sqrt(options.continuation));
   const auto x = problem.x.detach();
   const ExactLogDet exactly;
   if (x.size(0) == 0 || x.numel() / x.size(0) > exactly.max_dimension || !x.isfinite().all().item<bool>()) return;
   const auto constants = local_constants(*problem.linearize(x), x).constants;
-  const auto samples = constants.ge(kConverges).nonzero().squeeze(1).to(x.device());
+  const auto samples = constants.ge(covered).nonzero().squeeze(1).to(x.device());
   if (samples.numel() == 0) return;
   const auto exact = log_det({.x = x.index_select(0, samples), .branch_value = {}, .linearize = problem.linearize}, exactly);
   determinant.value = determinant.value.index_copy(0, samples, exact.value);
@@ -61,10 +64,11 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
     return frozen.linearize(some);
   };
   const LogDetProblem problem{point, value, linearize, vjp};
-  auto determinant = log_det(problem, options);
-  const bool graph = at::GradMode::is_enabled() && value.requires_grad();
   const bool measured = branch_->policy() == Policy::kGuarded || branch_->policy() == Policy::kPaper;
-  if (measured && !graph && std::holds_alternative<RouletteLogDet>(options)) replace_diverging(determinant, problem);
+  auto determinant = log_det(problem, measured ? with_guarded_terms(options) : options);
+  const bool graph = at::GradMode::is_enabled() && value.requires_grad();
+  const auto* roulette = std::get_if<RouletteLogDet>(&options);
+  if (measured && !graph && roulette != nullptr) replace_diverging(determinant, problem, *roulette);
   return {point + value, std::move(determinant)};
 }
 

@@ -14,6 +14,9 @@
 
 namespace invattn {
 
+/// Where the constant of a branch is measured, samples on which it is this or more have exact log-determinants in place of a roulette.
+inline constexpr double kSureConstant = 0.985;
+
 /// y = x + g(x) over any branch g: the only place with an inverse loop and a log-determinant.
 class InvertibleResidualImpl : public BijectionImpl {
  public:

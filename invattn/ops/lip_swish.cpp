@@ -17,11 +17,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Bounds on the slopes: x sigmoid(x) has at most 1.0998, and as s'(x) + s'(-x) = 1 the pair (s(x), s(-x)) / 1.1 at most 1.00393.
-constexpr double kSwish = 1.1;
+/// As s'(x) + s'(-x) = 1 the pair (s(x), s(-x)) / 1.1 has slopes of at most 1.00393.
 constexpr double kPair = 1.004;
 
-double scale_of(bool pair) { return 1 / (kSwish * (pair ? kPair : 1)); }
+double scale_of(bool pair) { return kLipSwishScale / (pair ? kPair : 1); }
 
 /// First derivatives of `lip_swish` along a cotangent; `u` is the one of its vjp.
 struct Derivatives {

@@ -4,6 +4,9 @@
 
 namespace invattn {
 
+/// x sigmoid(x) has slopes of at most 1.0998.
+inline constexpr double kLipSwishScale = 1 / 1.1;
+
 /// LipSwish, x sigmoid(beta x) / 1.1 with beta = softplus(b), which has Lipschitz constant 1 for every b. As a `pair` (CLipSwish) LipSwish of x
 /// and of -x, over 1.004 and without the minus sign, beside each other along the second dimension: (B, C, ...) -> (B, 2 C, ...).
 ///

@@ -1,6 +1,6 @@
 // The passes through a convolution branch against the same in float64 on the host, with what goes through memory in bfloat16 rounded there,
 // too; and their times. A plain program, so that it runs where there is no GoogleTest:
-//   cuda_convolution_test [--small|--only-time]
+//   cuda_convolution_test [--small|--only-time] [--seed N]
 // --small: few positions (compute-sanitizer, emulation). Exit code 0: every case within bounds.
 
 #include <algorithm>
@@ -21,6 +21,7 @@ namespace {
 
 using namespace invattn::kernels;
 using cuda::BFloat16;
+using cuda::ConvolutionActivation;
 using cuda::ConvolutionArrays;
 using cuda::ConvolutionPass;
 using cuda::ConvolutionProblem;
@@ -58,9 +59,24 @@ void expect(const std::string& what, const std::vector<T>& actual, const std::ve
   if (!good) ++failures;
 }
 
+/// What lies between the convolutions, in float64: value, slope and curvature at z, and the derivatives of value and slope in beta.
+struct Activation {
+  bool swish;
+  double beta, scale;
+
+  double gate(double z) const { return 1 / (1 + std::exp(-beta * z)); }
+  double peak(double z) const { return gate(z) * (1 - gate(z)); }
+  double value(double z) const { return swish ? scale * z * gate(z) : z > 0 ? z : std::expm1(z); }
+  double slope(double z) const { return swish ? scale * (gate(z) + beta * z * peak(z)) : z > 0 ? 1 : std::exp(z); }
+  double curvature(double z) const { return swish ? scale * beta * peak(z) * (2 + beta * z * (1 - 2 * gate(z))) : z < 0 ? std::exp(z) : 0; }
+  double value_in_beta(double z) const { return scale * z * z * peak(z); }
+  double slope_in_beta(double z) const { return curvature(z) * z / beta; }
+};
+
 /// The branch in float64.
 struct Branch {
   ConvolutionProblem p;
+  std::vector<float> betas{0.8f, 1.3f};
   std::vector<BFloat16> first, middle, last, biases[3];
   std::vector<float> x, u, v;
 
@@ -88,6 +104,8 @@ struct Branch {
   }
 
   int64_t positions() const { return p.batch * p.height * p.width; }
+  bool swish() const { return p.activation == ConvolutionActivation::kLipSwish; }
+  Activation activation(int layer) const { return {swish(), betas[layer], p.scale}; }
 
   /// (positions, 9 C)
   std::vector<double> taps(const std::vector<double>& image, int sign) const {
@@ -172,7 +190,7 @@ Numbers each(const Numbers& a, const Numbers& b, const Function& function) {
 struct OnDevice {
   const Branch& branch;
   Device<BFloat16> first, middle, last, bias0, bias1, bias2, along, against;
-  Device<float> x, u, v, output;
+  Device<float> x, u, v, output, betas, of_betas;
   Device<char> workspace;
   std::vector<Device<BFloat16>*> arrays;
 
@@ -190,11 +208,15 @@ struct OnDevice {
         u(b.u),
         v(b.v),
         output(b.x.size()),
+        betas(b.betas),
+        of_betas(2 * cuda::beta_parts(b.p)),
         workspace(cuda::pass_workspace_bytes(b.p)) {
     pack();
   }
   void pack() { cuda::pack_weights(branch.p, first.data, middle.data, last.data, along.data, against.data, nullptr); }
-  std::vector<float> run(ConvolutionPass pass, const Device<float>& input, const ConvolutionArrays& given) {
+  std::vector<float> run(ConvolutionPass pass, const Device<float>& input, ConvolutionArrays given) {
+    if (branch.swish() && pass != ConvolutionPass::kProduct) given.betas = betas.data;
+    if (branch.swish()) given.of_betas = of_betas.data;
     const bool forth = pass == ConvolutionPass::kValue || pass == ConvolutionPass::kTangent;
     cuda::convolution_pass(branch.p, pass, input.data, forth ? along.data : against.data, given,
                            pass == ConvolutionPass::kValue ? bias2.data : nullptr, output.data, workspace.data, nullptr);
@@ -204,10 +226,20 @@ struct OnDevice {
   }
 };
 
-void check(const ConvolutionProblem& problem, unsigned seed) {
+std::vector<double> numbers(const Device<BFloat16>& array) {
+  const auto there = array.host();
+  std::vector<double> result(there.size());
+  std::transform(there.begin(), there.end(), result.begin(), [](BFloat16 entry) { return number(entry); });
+  return result;
+}
+
+void check(ConvolutionProblem problem, ConvolutionActivation activation, unsigned seed) {
+  problem.activation = activation;
+  problem.scale = activation == ConvolutionActivation::kElu ? 1 : 1 / 1.1f;
   const Branch branch(problem, seed);
   const std::string name = std::to_string(problem.batch) + "x" + std::to_string(problem.channels) + "x" + std::to_string(problem.height) +
-                           "x" + std::to_string(problem.width) + ", " + std::to_string(problem.hidden) + " inside, ";
+                           "x" + std::to_string(problem.width) + ", " + std::to_string(problem.hidden) + " inside, " +
+                           (branch.swish() ? "lipswish, " : "elu, ");
   if (!cuda::covers(problem)) {
     std::printf("%snot covered  FAILED\n", name.c_str());
     ++failures;
@@ -216,68 +248,151 @@ void check(const ConvolutionProblem& problem, unsigned seed) {
   OnDevice device(branch);
   const auto count = static_cast<size_t>(branch.positions() * problem.hidden);
   Device<BFloat16> a1(count), a2(count), q1(count), q2(count), p1(count), p2(count), c1(count), c2(count), g1(count), g2(count);
+  Device<BFloat16> z1(count), z2(count), s1(count), s2(count), r1(count), r2(count);  // LipSwish
+  const bool swish = branch.swish();
+  const Activation f1 = branch.activation(0), f2 = branch.activation(1);
+  // A number that lies between two of bfloat16's may be rounded to either: they are 2^-7 of an entry apart, and less of a sum of many.
+  constexpr double kRounding = 1.0 / 128, kSum = 2e-3;
   const auto with_bias = [&](Numbers sums, int layer) {
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const double z = sums[i] + number(branch.biases[layer][i % problem.hidden]);
-      sums[i] = in_bfloat16(z > 0 ? z : std::expm1(z));
-    }
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += number(branch.biases[layer][i % problem.hidden]);
     return sums;
   };
-  // A number that lies between two of bfloat16's may be rounded to either: that is 2^-8 of an entry, and less of a sum of many.
-  constexpr double kRounding = 1.0 / 256, kSum = 2e-3;
-  const auto slope = [](double product, double a) { return product * (a > 0 ? 1 : a + 1); };
-
-  const auto value =
-      device.run(ConvolutionPass::kValue, device.x, {.biases = {device.bias0.data, device.bias1.data}, .results = {a1.data, a2.data}});
-  auto z1 = with_bias(branch.enter(Branch::in(branch.x)), 0);
-  auto z2 = with_bias(branch.across(z1), 1);
-  expect(name + "a_1", a1.host(), z1, kRounding);
-  expect(name + "a_2", a2.host(), z2, kRounding);
-  expect(name + "value", value, branch.leave(z2, true), kSum);
-  // From here on those that the device has: ELU's second derivative jumps at 0, so that the sign of a number near it is a choice.
-  for (const auto& [to, from] : {std::pair{&z1, &a1}, std::pair{&z2, &a2}}) {
-    const auto there = from->host();
-    std::transform(there.begin(), there.end(), to->begin(), [](BFloat16 entry) { return number(entry); });
-  }
-
-  const auto product = device.run(ConvolutionPass::kProduct, device.u, {.activations = {a1.data, a2.data}, .results = {q1.data, q2.data}});
-  const auto r2 = each(branch.enter_against(Branch::in(branch.u)), z2, slope);
-  const auto r1 = each(branch.across_against(r2), z1, slope);
-  expect(name + "q_2", q2.host(), r2, kRounding);
-  expect(name + "q_1", q1.host(), r1, kRounding);
-  expect(name + "J'u", product, branch.leave_against(r1), kSum);
-  const auto alone = device.run(ConvolutionPass::kProduct, device.u, {.activations = {a1.data, a2.data}});
-  expect(name + "J'u alone", alone, Numbers(product.begin(), product.end()), 0);
-
-  const auto tangent = device.run(
-      ConvolutionPass::kTangent, device.v,
-      {.activations = {a1.data, a2.data}, .other = {q1.data, q2.data}, .results = {p1.data, p2.data}, .changes = {c1.data, c2.data}});
-  const auto raw1 = branch.enter(Branch::in(branch.v));
-  const auto s1 = each(raw1, z1, slope);
-  const auto raw2 = branch.across(s1);
-  const auto s2 = each(raw2, z2, slope);
-  const auto change = [&](const Numbers& raw, const Numbers& q, const Numbers& z) {
-    auto result = each(raw, q, [](double a, double b) { return a * b; });
-    for (size_t i = 0; i < result.size(); ++i) result[i] = z[i] < 0 ? result[i] : 0;
+  // What comes behind an activation, as the device has it.
+  const auto map = [](const Numbers& at, const auto& function) {
+    Numbers result(at.size());
+    std::transform(at.begin(), at.end(), result.begin(), [&](double entry) { return in_bfloat16(function(entry)); });
     return result;
   };
-  const auto d1 = change(raw1, r1, z1), d2 = change(raw2, r2, z2);
-  expect(name + "p_1", p1.host(), s1, kRounding);
-  expect(name + "p_2", p2.host(), s2, kRounding);
+
+  const auto value = device.run(
+      ConvolutionPass::kValue, device.x,
+      swish
+          ? ConvolutionArrays{.results = {z1.data, z2.data}, .extras = {s1.data, s2.data}, .biases = {device.bias0.data, device.bias1.data}}
+          : ConvolutionArrays{.results = {a1.data, a2.data}, .biases = {device.bias0.data, device.bias1.data}});
+  Numbers at1, at2;  // what goes into the activations: with LipSwish from the device, whose rounding later passes build on
+  Numbers out1, out2;
+  const auto entering = with_bias(branch.enter(Branch::in(branch.x)), 0);
+  if (swish) {
+    expect(name + "z_1", z1.host(), map(entering, [](double z) { return z; }), kRounding);
+    at1 = numbers(z1);
+    out1 = map(at1, [&](double z) { return f1.value(z); });
+    expect(name + "z_2", z2.host(), map(with_bias(branch.across(out1), 1), [](double z) { return z; }), kRounding);
+    at2 = numbers(z2);
+    out2 = map(at2, [&](double z) { return f2.value(z); });
+    expect(name + "D_1", s1.host(), map(at1, [&](double z) { return f1.slope(z); }), kRounding);
+    expect(name + "D_2", s2.host(), map(at2, [&](double z) { return f2.slope(z); }), kRounding);
+  } else {
+    out1 = map(entering, [&](double z) { return f1.value(z); });
+    expect(name + "a_1", a1.host(), out1, kRounding);
+    out2 = map(with_bias(branch.across(out1), 1), [&](double z) { return f2.value(z); });
+    expect(name + "a_2", a2.host(), out2, kRounding);
+    // From here on those that the device has: ELU's second derivative jumps at 0, so that the sign of a number near it is a choice.
+    const auto before = [](double a) { return a > 0 ? a : std::log1p(std::max(a, -1 + 1e-12)); };
+    for (const auto& [to, from] : {std::pair{&at1, &a1}, std::pair{&at2, &a2}}) {
+      *to = numbers(*from);
+      std::transform(to->begin(), to->end(), to->begin(), before);
+    }
+  }
+  expect(name + "value", value, branch.leave(out2, true), kSum);
+  const auto slope_of = [&](int layer) {
+    const auto& at = layer == 0 ? at1 : at2;
+    const Activation f = layer == 0 ? f1 : f2;
+    Numbers result(at.size());
+    std::transform(at.begin(), at.end(), result.begin(), [&](double z) { return f.slope(z); });
+    return result;
+  };
+  const Numbers slopes1 = slope_of(0), slopes2 = slope_of(1);
+  const auto times = [](double a, double b) { return a * b; };
+
+  // With LipSwish the raw cotangents are kept, else those behind the slopes.
+  const ConvolutionArrays slopes{.known = {swish ? s1.data : a1.data, swish ? s2.data : a2.data}};
+  auto kept = slopes;
+  kept.results[0] = swish ? r1.data : q1.data;
+  kept.results[1] = swish ? r2.data : q2.data;
+  const auto product = device.run(ConvolutionPass::kProduct, device.u, kept);
+  const auto raw2 = branch.enter_against(Branch::in(branch.u));
+  // LipSwish's slopes are read from memory here.
+  const auto pulled2 = each(raw2, swish ? numbers(s2) : slopes2, times);
+  const auto raw1 = branch.across_against(pulled2);
+  const auto pulled1 = each(raw1, swish ? numbers(s1) : slopes1, times);
+  const auto same = [&](const Numbers& exact) { return map(exact, [](double entry) { return entry; }); };
+  expect(name + (swish ? "r_2" : "q_2"), (swish ? r2 : q2).host(), swish ? same(raw2) : pulled2, 2 * kRounding);
+  expect(name + (swish ? "r_1" : "q_1"), (swish ? r1 : q1).host(), swish ? same(raw1) : pulled1, 2 * kRounding);
+  expect(name + "J'u", product, branch.leave_against(pulled1), kSum);
+  const auto alone = device.run(ConvolutionPass::kProduct, device.u, slopes);
+  expect(name + "J'u alone", alone, Numbers(product.begin(), product.end()), 0);
+
+  const auto expect_of_betas = [&](const char* what, const Numbers& expected) {
+    if (!swish) return;
+    const auto parts = device.of_betas.host();
+    for (int layer = 0; layer < 2; ++layer) {
+      double sum = 0, scale = 0;
+      for (size_t i = 0; i < parts.size() / 2; ++i) sum += parts[layer * parts.size() / 2 + i];
+      scale = expected[2 + layer];
+      const bool good = std::abs(sum - expected[layer]) <= 2 * kRounding * scale;
+      std::printf("%s%s in beta_%d: %.1e of %.2e%s\n", name.c_str(), what, layer + 1, std::abs(sum - expected[layer]) / scale, scale,
+                  good ? "" : "  FAILED");
+      if (!good) ++failures;
+    }
+  };
+  /// Sums over all entries, and of their sizes.
+  const auto sums_of = [&](const auto& entry1, const auto& entry2) {
+    Numbers result(4, 0);
+    for (size_t i = 0; i < count; ++i) {
+      const double one = entry1(i), two = entry2(i);
+      result[0] += one;
+      result[1] += two;
+      result[2] += one * one;
+      result[3] += two * two;
+    }
+    for (int layer = 2; layer < 4; ++layer) result[layer] = std::sqrt(result[layer]) + std::abs(result[layer - 2]);
+    return result;
+  };
+
+  ConvolutionArrays pushing{.known = {swish ? z1.data : a1.data, swish ? z2.data : a2.data},
+                            .other = {kept.results[0], kept.results[1]},
+                            .results = {p1.data, p2.data},
+                            .changes = {c1.data, c2.data}};
+  if (swish) pushing.extras[0] = q1.data, pushing.extras[1] = q2.data;
+  const auto tangent = device.run(ConvolutionPass::kTangent, device.v, pushing);
+  const auto along1 = branch.enter(Branch::in(branch.v));
+  const auto pushed1 = each(along1, slopes1, times);
+  const auto along2 = branch.across(pushed1);
+  const auto pushed2 = each(along2, slopes2, times);
+  const auto change = [&](const Activation& f, const Numbers& at, const Numbers& along, const Numbers& raw) {
+    Numbers result(count);
+    for (size_t i = 0; i < count; ++i) result[i] = in_bfloat16(f.curvature(at[i]) * along[i] * raw[i]);
+    return result;
+  };
+  const auto d1 = change(f1, at1, along1, raw1), d2 = change(f2, at2, along2, raw2);
+  expect(name + "p_1", p1.host(), pushed1, 2 * kRounding);
+  expect(name + "p_2", p2.host(), pushed2, 2 * kRounding);
   expect(name + "c_1", c1.host(), d1, 2 * kRounding);
   expect(name + "c_2", c2.host(), d2, 2 * kRounding);
-  expect(name + "J v", tangent, branch.leave(s2, false), kSum);
+  expect(name + "J v", tangent, branch.leave(pushed2, false), kSum);
+  if (swish) {
+    expect(name + "q_2", q2.host(), pulled2, 2 * kRounding);
+    expect(name + "q_1", q1.host(), pulled1, 2 * kRounding);
+    expect_of_betas("<v, J'u>", sums_of([&](size_t i) { return f1.slope_in_beta(at1[i]) * along1[i] * raw1[i]; },
+                                        [&](size_t i) { return f2.slope_in_beta(at2[i]) * along2[i] * raw2[i]; }));
+  }
 
-  const auto gradient = device.run(ConvolutionPass::kGradient, device.u,
-                                   {.activations = {a1.data, a2.data}, .other = {c1.data, c2.data}, .results = {g1.data, g2.data}});
-  const auto entered = branch.enter_against(Branch::in(branch.u));
+  ConvolutionArrays pulling{.known = {pushing.known[0], pushing.known[1]}, .other = {c1.data, c2.data}, .results = {g1.data, g2.data}};
+  if (swish) pulling.extras[0] = a1.data, pulling.extras[1] = a2.data;
+  const auto gradient = device.run(ConvolutionPass::kGradient, device.u, pulling);
   Numbers e2(count), e1(count);
-  for (size_t i = 0; i < count; ++i) e2[i] = in_bfloat16(slope(entered[i], z2[i]) + d2[i]);
+  for (size_t i = 0; i < count; ++i) e2[i] = in_bfloat16(raw2[i] * slopes2[i] + d2[i]);
   const auto crossed = branch.across_against(e2);
-  for (size_t i = 0; i < count; ++i) e1[i] = in_bfloat16(slope(crossed[i], z1[i]) + d1[i]);
+  for (size_t i = 0; i < count; ++i) e1[i] = in_bfloat16(crossed[i] * slopes1[i] + d1[i]);
   expect(name + "gradient behind the second", g2.host(), e2, 2 * kRounding);
   expect(name + "gradient behind the first", g1.host(), e1, 2 * kRounding);
-  expect(name + "gradient", gradient, branch.leave_against(e1), 2 * kSum);
+  expect(name + "gradient", gradient, branch.leave_against(e1), 3 * kSum);
+  if (swish) {
+    expect(name + "a_1", a1.host(), out1, kRounding);
+    expect(name + "a_2", a2.host(), out2, kRounding);
+    expect_of_betas("value", sums_of([&](size_t i) { return f1.value_in_beta(at1[i]) * crossed[i]; },
+                                     [&](size_t i) { return f2.value_in_beta(at2[i]) * raw2[i]; }));
+  }
 
   for (const bool back : {false, true}) {
     Device<BFloat16> gathered(branch.positions() * cuda::tap_columns(problem));
@@ -285,11 +400,13 @@ void check(const ConvolutionProblem& problem, unsigned seed) {
     CHECK_CUDA(cudaDeviceSynchronize());
     const auto taps = branch.taps(Branch::in(branch.u), back ? -1 : 1);
     Numbers expected(gathered.count, 0);
+    const int64_t wide = (problem.channels + 3) / 4 * 4;
     for (int64_t at = 0; at < branch.positions(); ++at) {
       for (int64_t k = 0; k < 9 * problem.channels; ++k) {
-        expected[at * cuda::tap_columns(problem) + k] = taps[at * 9 * problem.channels + k];
+        expected[at * cuda::tap_columns(problem) + k / problem.channels * wide + k % problem.channels] =
+            taps[at * 9 * problem.channels + k];
       }
-      expected[at * cuda::tap_columns(problem) + 9 * problem.channels] = 1;
+      expected[at * cuda::tap_columns(problem) + 9 * wide] = 1;
     }
     expect(name + "taps", gathered.host(), expected, 0);
   }
@@ -315,15 +432,29 @@ double milliseconds(const Work& work) {
   return times[15];
 }
 
-void time(const ConvolutionProblem& problem) {
+void time(ConvolutionProblem problem, ConvolutionActivation activation) {
+  problem.activation = activation;
   const Branch branch(problem, 1);
   OnDevice device(branch);
+  const bool swish = branch.swish();
   const auto count = static_cast<size_t>(branch.positions() * problem.hidden);
-  Device<BFloat16> a1(count), a2(count), q1(count), q2(count), p1(count), p2(count), c1(count), c2(count);
-  const ConvolutionArrays value{.biases = {device.bias0.data, device.bias1.data}, .results = {a1.data, a2.data}},
-      product{.activations = {a1.data, a2.data}}, kept{.activations = {a1.data, a2.data}, .results = {q1.data, q2.data}},
-      tangent{.activations = {a1.data, a2.data}, .other = {q1.data, q2.data}, .results = {p1.data, p2.data}, .changes = {c1.data, c2.data}},
-      gradient{.activations = {a1.data, a2.data}, .other = {c1.data, c2.data}, .results = {q1.data, q2.data}};
+  Device<BFloat16> a1(count), a2(count), q1(count), q2(count), p1(count), p2(count), c1(count), c2(count), e1(count), e2(count);
+  const auto with = [&](ConvolutionArrays arrays, bool product = false) {
+    if (!swish) return arrays;
+    arrays.extras[0] = e1.data;
+    arrays.extras[1] = e2.data;
+    arrays.betas = product ? nullptr : device.betas.data;
+    arrays.of_betas = device.of_betas.data;
+    return arrays;
+  };
+  const ConvolutionArrays value = with({.results = {a1.data, a2.data}, .biases = {device.bias0.data, device.bias1.data}}),
+                          product = with({.known = {a1.data, a2.data}}, true),
+                          kept = with({.known = {a1.data, a2.data}, .results = {q1.data, q2.data}}, true),
+                          tangent = with({.known = {a1.data, a2.data},
+                                          .other = {q1.data, q2.data},
+                                          .results = {p1.data, p2.data},
+                                          .changes = {c1.data, c2.data}}),
+                          gradient = with({.known = {a1.data, a2.data}, .other = {c1.data, c2.data}, .results = {q1.data, q2.data}});
   const auto pass = [&](ConvolutionPass which, const ConvolutionArrays& arrays) {
     const bool forth = which == ConvolutionPass::kValue || which == ConvolutionPass::kTangent;
     return milliseconds([&] {
@@ -334,10 +465,10 @@ void time(const ConvolutionProblem& problem) {
   const double operations = 2.0 * double(branch.positions()) * double(problem.hidden) * double(problem.hidden + 18 * problem.channels);
   const double of_value = pass(ConvolutionPass::kValue, value), of_product = pass(ConvolutionPass::kProduct, product);
   std::printf(
-      "%ldx%ldx%ldx%ld, %ld inside: value %.4f, product %.4f (%.0f TFLOP/s), kept %.4f, tangent %.4f, gradient %.4f, packing %.4f ms\n",
-      long(problem.batch), long(problem.channels), long(problem.height), long(problem.width), long(problem.hidden), of_value, of_product,
-      operations / of_product / 1e9, pass(ConvolutionPass::kProduct, kept), pass(ConvolutionPass::kTangent, tangent),
-      pass(ConvolutionPass::kGradient, gradient), milliseconds([&] { device.pack(); }));
+      "%ldx%ldx%ldx%ld, %ld inside, %s: value %.4f, product %.4f (%.0f TFLOP/s), kept %.4f, tangent %.4f, gradient %.4f, packing %.4f ms\n",
+      long(problem.batch), long(problem.channels), long(problem.height), long(problem.width), long(problem.hidden),
+      swish ? "lipswish" : "elu", of_value, of_product, operations / of_product / 1e9, pass(ConvolutionPass::kProduct, kept),
+      pass(ConvolutionPass::kTangent, tangent), pass(ConvolutionPass::kGradient, gradient), milliseconds([&] { device.pack(); }));
 }
 #endif
 
@@ -345,7 +476,9 @@ void time(const ConvolutionProblem& problem) {
 
 int main(int argc, char** argv) {
   bool small = false, only_time = false;
+  unsigned seed = 0;
   for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = static_cast<unsigned>(std::atoi(argv[i + 1]));
     small = small || std::strcmp(argv[i], "--small") == 0;
     only_time = only_time || std::strcmp(argv[i], "--only-time") == 0;
   }
@@ -358,24 +491,37 @@ int main(int argc, char** argv) {
     return 77;
   }
 #endif
+  constexpr ConvolutionActivation kActivations[] = {ConvolutionActivation::kElu, ConvolutionActivation::kLipSwish};
   if (!only_time) {
-    check({.batch = 1, .height = 3, .width = 4, .channels = 4, .hidden = 128}, 1);
-    check({.batch = 3, .height = 5, .width = 7, .channels = 12, .hidden = 128}, 2);
-    check({.batch = 1, .height = 9, .width = 8, .channels = 24, .hidden = 256}, 3);
-    check({.batch = 3, .height = 4, .width = 4, .channels = 48, .hidden = 384}, 4);
+    std::vector<ConvolutionProblem> problems{{.batch = 1, .height = 3, .width = 4, .channels = 4, .hidden = 128},
+                                             {.batch = 2, .height = 9, .width = 9, .channels = 3, .hidden = 256},
+                                             {.batch = 3, .height = 5, .width = 7, .channels = 12, .hidden = 128},
+                                             {.batch = 1, .height = 9, .width = 8, .channels = 24, .hidden = 256},
+                                             {.batch = 1, .height = 2, .width = 9, .channels = 17, .hidden = 128},
+                                             {.batch = 3, .height = 4, .width = 4, .channels = 48, .hidden = 384}};
     if (!small) {
-      check({.batch = 5, .height = 16, .width = 16, .channels = 12, .hidden = 512}, 5);
-      check({.batch = 3, .height = 8, .width = 8, .channels = 24, .hidden = 512}, 6);
-      check({.batch = 5, .height = 4, .width = 4, .channels = 48, .hidden = 512}, 7);
-      check({.batch = 1, .height = 1, .width = 1, .channels = 16, .hidden = 384}, 8);
+      problems.insert(problems.end(), {{.batch = 3, .height = 32, .width = 32, .channels = 3, .hidden = 512},
+                                       {.batch = 5, .height = 16, .width = 16, .channels = 12, .hidden = 512},
+                                       {.batch = 3, .height = 8, .width = 8, .channels = 24, .hidden = 512},
+                                       {.batch = 40, .height = 8, .width = 8, .channels = 48, .hidden = 256},
+                                       {.batch = 5, .height = 4, .width = 4, .channels = 48, .hidden = 512},
+                                       {.batch = 1, .height = 1, .width = 1, .channels = 16, .hidden = 384},
+                                       {.batch = 2, .height = 1, .width = 5, .channels = 1, .hidden = 128}});
+    }
+    for (size_t i = 0; i < problems.size(); ++i) {
+      for (const auto activation : kActivations) check(problems[i], activation, 100 * seed + static_cast<unsigned>(i));
     }
     std::printf(failures == 0 ? "PASSED: all cases\n" : "%d cases FAILED\n", failures);
   }
 #ifndef INVATTN_CUDA_EMULATION
   if (!small && failures == 0) {
-    time({.batch = 64, .height = 16, .width = 16, .channels = 12, .hidden = 512});
-    time({.batch = 64, .height = 8, .width = 8, .channels = 24, .hidden = 512});
-    time({.batch = 64, .height = 4, .width = 4, .channels = 48, .hidden = 512});
+    for (const auto activation : kActivations) {
+      time({.batch = 64, .height = 32, .width = 32, .channels = 3, .hidden = 512}, activation);
+      time({.batch = 64, .height = 16, .width = 16, .channels = 12, .hidden = 512}, activation);
+      time({.batch = 64, .height = 8, .width = 8, .channels = 48, .hidden = 512}, activation);
+      time({.batch = 64, .height = 8, .width = 8, .channels = 24, .hidden = 512}, activation);
+      time({.batch = 64, .height = 4, .width = 4, .channels = 48, .hidden = 512}, activation);
+    }
   }
 #endif
   return failures == 0 ? 0 : 1;

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <variant>
 
+#include "invattn/core/error.h"
 #include "maps.h"
 
 namespace invattn {
@@ -155,6 +158,56 @@ TEST(RouletteWeights, AreInverseProbabilitiesUpToEachSamplesOwnDraw) {
   EXPECT_EQ(longest, weights.size(0));  // no product is made that no sample needs
   std::sort(lengths.begin(), lengths.end());
   EXPECT_GE(std::unique(lengths.begin(), lengths.end()) - lengths.begin(), 4);  // drawn per sample
+}
+
+TEST(RouletteWeights, OfGroupsHaveMeanOneAndEndWithAGroup) {
+  constexpr int64_t kBatch = 40000;
+  const RouletteLogDet options{.minimum_terms = 3, .continuation = 0.8, .stride = 4};
+  const auto weights = roulette_weights(options, kBatch, generator(21));
+  for (int64_t row = 0; row < 11; ++row) {
+    const double played = row < 3 ? 0 : row < 7 ? 4 : 8;
+    const double weight = std::pow(1 / 0.8, played);
+    const auto drawn = weights[row];
+    EXPECT_TRUE(drawn.eq(0).logical_or((drawn - weight).abs() < 1e-12).all().item<bool>()) << row;
+    EXPECT_NEAR(drawn.mean().item<double>(), 1.0, 4.5 * std::sqrt((weight - 1) / kBatch) + 1e-15) << row;
+  }
+  EXPECT_TRUE(weights.ne(0).sum(0).sub(3).remainder(4).eq(0).all().item<bool>()) << "a group is computed as a whole";
+}
+
+TEST(Roulette, SharedDrawsOfGroupsAreUnbiasedAndCarryTheSameWeights) {
+  const RouletteLogDet options{.minimum_terms = 2, .continuation = 0.8, .stride = 3};
+  const auto random = generator(22);
+  std::map<int64_t, int64_t> counts;
+  constexpr int64_t kDraws = 4000;
+  for (int64_t i = 0; i < kDraws; ++i) ++counts[draw_terms(options, random)];
+  const double goes_on = std::pow(0.8, 3);
+  for (const auto& [terms, count] : counts) EXPECT_EQ((terms - 2) % 3, 0) << terms;
+  EXPECT_NEAR(static_cast<double>(counts[2]) / kDraws, 1 - goes_on, 4.5 * std::sqrt(goes_on * (1 - goes_on) / kDraws));
+  // With J = 0.5 I and Rademacher probes term k is d (-1)^(k+1) 0.5^k / k.
+  Branch branch = linear_branch();
+  branch.weights[0] = 0.5 * at::eye(kDimension, at::kDouble);
+  auto drawn = options;
+  drawn.terms = 8;
+  double expected = 0;
+  for (int k = 1; k <= 8; ++k) {
+    const double played = k <= 2 ? 0 : k <= 5 ? 3 : 6;
+    expected += (k % 2 == 1 ? 1 : -1) * std::pow(0.5, k) / k * std::pow(1 / 0.8, played) * static_cast<double>(kDimension);
+  }
+  EXPECT_NEAR(log_det(make_problem(branch, repeated_point(branch, 1)), drawn).value.item<double>(), expected, 1e-12);
+  drawn.terms = 4;
+  EXPECT_THROW(drawn.validate(), Error) << "within a group";
+}
+
+TEST(GuardedTerms, JoinTheSureOnes) {
+  const auto series = std::get<SeriesLogDet>(with_guarded_terms(SeriesLogDet{.terms = 3, .guarded_terms = 4}));
+  EXPECT_EQ(series.terms, 7);
+  EXPECT_EQ(series.guarded_terms, 0);
+  const auto own = std::get<RouletteLogDet>(with_guarded_terms(RouletteLogDet{.minimum_terms = 2, .guarded_terms = 4}));
+  EXPECT_EQ(own.minimum_terms, 6);
+  EXPECT_EQ(own.terms, 0);
+  const auto shared = std::get<RouletteLogDet>(with_guarded_terms(RouletteLogDet{.minimum_terms = 2, .guarded_terms = 4, .terms = 5}));
+  EXPECT_EQ(shared.terms, 9);
+  EXPECT_TRUE(std::holds_alternative<ExactLogDet>(with_guarded_terms(ExactLogDet{})));
 }
 
 TEST(RouletteWeights, HaveMeanOne) {

@@ -25,6 +25,9 @@ TEST(LogDetOptions, BadFieldsAreNamed) {
   EXPECT_EQ(usage_error([] { SeriesLogDet{.seed = -2}.validate(); }),
             "[SeriesLogDet] expected a seed >= 0, or -1 for the default generator, got -2. "
             "Pass -1 and call torch::manual_seed to reproduce a whole run.");
+  EXPECT_EQ(usage_error([] { RouletteLogDet{.stride = 0}.validate(); }),
+            "[RouletteLogDet] expected stride >= 1, got 0. With 1 any number of terms may be drawn.");
+  EXPECT_EQ(usage_error([] { SeriesLogDet{.guarded_terms = -1}.validate(); }), "[SeriesLogDet] expected guarded_terms >= 0, got -1.");
   EXPECT_EQ(usage_error([] { RouletteLogDet{.minimum_terms = 0}.validate(); }),
             "[RouletteLogDet] expected minimum_terms >= 1, got 0. The first term has the largest variance: always compute it.");
   for (const double continuation : {0.0, 1.0, 1.5, -0.5, std::nan("")}) {
@@ -39,9 +42,10 @@ TEST(LogDetOptions, BadFieldsAreNamed) {
 }
 
 TEST(LogDetOptions, PrintEveryField) {
-  EXPECT_EQ(describe(SeriesLogDet{}), "series(terms=10, probes=1, probe=rademacher, gradient=neumann, seed=-1)");
+  EXPECT_EQ(describe(SeriesLogDet{}), "series(terms=10, guarded_terms=0, probes=1, probe=rademacher, gradient=neumann, seed=-1)");
   EXPECT_EQ(describe(RouletteLogDet{.probe = Probe::kGaussian, .gradient = LogDetGradient::kSeries, .seed = 3}),
-            "roulette(minimum_terms=2, continuation=0.85, terms=0, probes=1, probe=gaussian, gradient=series, seed=3)");
+            "roulette(minimum_terms=2, continuation=0.85, stride=1, guarded_terms=0, terms=0, probes=1, probe=gaussian, gradient=series, "
+            "seed=3)");
   EXPECT_EQ(describe(ExactLogDet{}), "exact(max_dimension=4096)");
 }
 

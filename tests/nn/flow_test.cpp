@@ -141,6 +141,41 @@ TEST(Flow, TheNetworkOfThePaperHas25MillionParameters) {
   EXPECT_EQ(shape("scale2"), (std::vector<int64_t>{512, 48, 3, 3}));
 }
 
+TEST(Flow, ResidualFlowsLayoutHasThreeScalesOfAllDimensions) {
+  auto options = flow_preset(FlowPreset::kResidualFlow);
+  options.blocks = {1, 1, 1};
+  Flow flow(options);
+  const auto shape = [&](const std::string& scale) { return flow->named_parameters()[scale + ".0.1.branch.weight0"].sizes().vec(); };
+  EXPECT_EQ(shape("scale0"), (std::vector<int64_t>{512, 3, 3, 3}));
+  EXPECT_EQ(shape("scale1"), (std::vector<int64_t>{512, 12, 3, 3}));
+  EXPECT_EQ(shape("scale2"), (std::vector<int64_t>{512, 48, 3, 3}));
+  // LipSwish's beta starts at softplus(0.5).
+  EXPECT_EQ(flow->named_parameters()["scale0.0.1.branch.beta0"].item<float>(), 0.5F);
+}
+
+TEST(Flow, DenseBlocksMixAllLatentsAndAreUndone) {
+  for (const bool split : {false, true}) {
+    auto options = small();
+    options.split = split;
+    options.dense_blocks = 2;
+    options.dense_hidden = 5;
+    auto flow = started(options);
+    flow->to(at::kDouble);
+    const auto x = grey_levels({3, 1, 4, 4}, 7, at::kDouble);
+    const auto [z, determinant] = flow->forward_log_det(x, ExactLogDet{});
+    const auto jacobian = dense_jacobian(*autograd_linearization([&](const at::Tensor& y) { return flow->forward(y).view_as(y); }, x), x);
+    EXPECT_LT(max_difference(determinant.value, std::get<1>(at::slogdet(jacobian))), 1e-9);
+    EXPECT_GT(jacobian.abs().min().item<double>(), 0) << "every latent depends on every pixel";
+    const auto [back, report] = flow->inverse(z, AndersonOptions{.tolerance = 1e-12});
+    EXPECT_TRUE(report.usable());
+    EXPECT_LT(max_difference(back, x), 1e-7);
+    EXPECT_EQ(flow->named_parameters()["dense.0.0.log_scale"].sizes(), (std::vector<int64_t>{16})) << "a scale per dimension";
+  }
+  auto options = small();
+  options.dense_blocks = -1;
+  EXPECT_NE(error_of([&] { options.validate(); }).find("dense_blocks"), std::string::npos);
+}
+
 TEST(Flow, EveryPresetCanBeMade) {
   for (const auto& [preset, name] : EnumNames<FlowPreset>::kNames) {
     auto options = flow_preset(preset);

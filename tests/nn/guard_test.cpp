@@ -4,6 +4,7 @@
 #include <torch/optim/adam.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "invattn/core/error.h"
 #include "invattn/nn/archive.h"
@@ -48,6 +49,38 @@ double largest_by_svd(InvertibleResidualImpl& block, const at::Tensor& x) {
 }
 
 class GuardOfKind : public ::testing::TestWithParam<AttentionKind> {};
+
+TEST_P(GuardOfKind, HoldsABlockWhoseConstantHasJumped) {
+  const auto images = random({8, 1, 6, 6}, 1, at::kFloat) * 0.7;
+  const auto x = at::pixel_unshuffle(images, 2);
+  at::manual_seed(3);
+  Sequential network(Squeeze(),
+                     InvertibleAttention(AttentionOptions{.channels = 4, .kind = GetParam(), .value_constant = 0, .output_constant = 0}));
+  auto& block = block_of(network);
+  const double before = largest_by_svd(block, x);
+  block.branch().scale_by(at::scalar_tensor(1.7 / before));
+  ASSERT_NEAR(largest_by_svd(block, x), 1.7, 1e-3);
+  Guard guard(*network, {.fraction = 1, .iterations = 30});
+  guard.hold();
+  EXPECT_NEAR(largest_by_svd(block, x), 1.7, 1e-3) << "nothing was measured yet";
+  network->forward(images);
+  guard.penalty();
+  guard.hold();
+  EXPECT_NEAR(largest_by_svd(block, x), 0.9, 0.02);
+  // A constant below its own is left alone, and so is one that is not a number.
+  network->forward(images);
+  guard.penalty();
+  const auto weights = block.branch().named_parameters()["output.weight"].detach().clone();
+  block.branch().scale_by(at::scalar_tensor(0.5));
+  network->forward(images);
+  guard.penalty();
+  guard.hold();
+  EXPECT_LT((block.branch().named_parameters()["output.weight"] - 0.5 * weights).abs().max().item<double>(), 1e-6);
+  network->forward(images * std::numeric_limits<float>::quiet_NaN());
+  guard.penalty();
+  guard.hold();
+  EXPECT_LT((block.branch().named_parameters()["output.weight"] - 0.5 * weights).abs().max().item<double>(), 1e-6);
+}
 
 TEST_P(GuardOfKind, TrainingUnderItKeepsTheBlockInvertible) {
   const auto images = random({16, 1, 6, 6}, 1, at::kFloat) * 0.7;

@@ -8,6 +8,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/lipschitz/local_constant.h"
+#include "invattn/nn/convolution.h"
 #include "tests/support/numerics.h"
 
 namespace invattn {
@@ -77,8 +78,26 @@ TEST(InvertibleResidual, ComputesExactlyWhereARouletteMightNotConverge) {
       EXPECT_TRUE(std::isnan(drawn.sign[i].item<double>())) << i;
     }
   }
+  // Where the square of a constant is beyond the probability of going on, the variance may be infinite: exact, too.
+  const auto covered = constants().ge(std::sqrt(0.5)).sum().item<int64_t>();
+  ASSERT_GT(covered, count) << constants();
+  EXPECT_EQ(block->forward_log_det(x, RouletteLogDet{.minimum_terms = 4, .continuation = 0.5, .seed = 5}).second.exact, covered);
   // A series is what was asked for, converging or not.
   EXPECT_EQ(block->forward_log_det(x, SeriesLogDet{.terms = 5}).second.exact, 0);
+}
+
+TEST(InvertibleResidual, GivesGuardedBranchesTheirFurtherTerms) {
+  at::manual_seed(5);
+  InvertibleAttention guarded(AttentionOptions{.channels = 4});
+  InvertibleResidual known(Convolution(ConvolutionOptions{.channels = 4, .height = 3, .width = 3, .hidden = 8}).ptr());
+  const auto x = random({2, 4, 3, 3}, 1, at::kFloat);
+  at::NoGradGuard no_grad;
+  const auto value = [&](InvertibleResidualImpl& block, int64_t terms, int64_t more) {
+    return block.forward_log_det(x, SeriesLogDet{.terms = terms, .guarded_terms = more, .seed = 1}).second.value;
+  };
+  EXPECT_TRUE(at::equal(value(*guarded, 2, 3), value(*guarded, 5, 0)));
+  EXPECT_FALSE(at::equal(value(*guarded, 2, 3), value(*guarded, 2, 0)));
+  EXPECT_TRUE(at::equal(value(*known, 2, 3), value(*known, 2, 0)));
 }
 
 TEST(InvertibleResidual, FailureIsNeverSilent) {

@@ -26,6 +26,7 @@ bool covers(const ConvolutionProblem&) { return false; }
 int64_t tap_columns(const ConvolutionProblem&) { absent(); }
 size_t packed_weights(const ConvolutionProblem&) { absent(); }
 size_t pass_workspace_bytes(const ConvolutionProblem&) { absent(); }
+int64_t beta_parts(const ConvolutionProblem&) { absent(); }
 void pack_weights(const ConvolutionProblem&, const BFloat16*, const BFloat16*, const BFloat16*, BFloat16*, BFloat16*, void*) { absent(); }
 void convolution_pass(const ConvolutionProblem&, ConvolutionPass, const float*, const BFloat16*, const ConvolutionArrays&, const BFloat16*,
                       float*, void*, void*) {

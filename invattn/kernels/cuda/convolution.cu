@@ -18,11 +18,15 @@
 //      0.025, 0.030 (0.092, 0.041, 0.036). Clusters of two that share what is brought: 0.038, 0.026, 0.031, so that there are none.
 //   3  surroundings by tiles, all arrays read ahead of the products: 0.035, 0.024, 0.028 (0.064, 0.029, 0.033)
 
+//   4  9 C columns in four sizes, images of any number of channels, blocks share columns where that fills the device
+
 #include "invattn/kernels/cuda/convolution.h"
 
 #include <algorithm>
 
+#include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/hopper.h"
+#include "invattn/kernels/cuda/swish_parts.h"
 
 namespace invattn::kernels::cuda {
 namespace {
@@ -34,7 +38,7 @@ constexpr int kLargestHidden = 512;
 constexpr int kTileBytes = 512;   // of a left factor, 16 x 16
 constexpr int kColumnBytes = 32;  // of a right factor, 16 rows: one column
 
-/// What differs between numbers of channels.
+/// What differs between numbers of channels, which count as the next multiple of 4.
 template <int kRows_, int kTaps_, int kEntering_, int kLeaving_, int kStages_, int kShares_>
 struct Tiling {
   static constexpr int kRows = kRows_;          // positions of a block
@@ -43,7 +47,7 @@ struct Tiling {
   static constexpr int kMiddle = 64;            // of the second,
   static constexpr int kLeaving = kLeaving_;    // and of the last
   static constexpr int kStages = kStages_;      // slices in shared memory
-  static constexpr int kShares = kShares_;      // blocks that share the second and last product of the same positions
+  static constexpr int kShares = kShares_;      // at most: blocks that share the second and last product of the same positions
   static constexpr int kGathered = (kTaps + kEntering - 1) / kEntering * kEntering;
   static constexpr int kRowGroups = kRows / 64;
   static constexpr int kColumnGroups = 2 / kRowGroups;
@@ -59,25 +63,57 @@ struct Tiling {
   static int shared_bytes(int hidden) { return kRows * hidden * 2 + kPartBytes + kStages * kStageBytes + kBarrierBytes; }
   static size_t packed(int hidden) { return static_cast<size_t>(hidden) * (kGathered + hidden + kTaps); }
 };
-using Few = Tiling<128, 112, 64, 64, 4, 1>;
-using Some = Tiling<64, 224, 32, 32, 6, 2>;
-using Many = Tiling<64, 448, 64, 16, 6, 4>;
+using Taps56 = Tiling<128, 56, 64, 64, 4, 1>;
+using Taps112 = Tiling<128, 112, 64, 64, 4, 1>;
+using Taps224 = Tiling<64, 224, 32, 32, 6, 2>;
+using Taps448 = Tiling<64, 448, 64, 16, 6, 4>;
+
+int64_t padded(int64_t channels) { return (channels + 3) / 4 * 4; }
 
 /// Calls `body` with the tiling of a problem.
 template <class Body>
 auto with_tiling(const ConvolutionProblem& problem, const Body& body) {
-  if (9 * problem.channels <= Few::kTaps) return body(Few{});
-  if (9 * problem.channels <= Some::kTaps) return body(Some{});
-  return body(Many{});
+  const int64_t taps = 9 * padded(problem.channels);
+  if (taps <= Taps56::kTaps) return body(Taps56{});
+  if (taps <= Taps112::kTaps) return body(Taps112{});
+  if (taps <= Taps224::kTaps) return body(Taps224{});
+  return body(Taps448{});
 }
 
 struct Sizes {
-  int height, width, channels, hidden, positions;
+  int height, width;
+  int channels;  // with those that fill up the last four: zero, and not in memory
+  int stored;    // without them
+  int hidden, positions;
+  float scale;  // of LipSwish
 };
 
 Sizes sizes_of(const ConvolutionProblem& p) {
-  return {static_cast<int>(p.height), static_cast<int>(p.width), static_cast<int>(p.channels), static_cast<int>(p.hidden),
-          static_cast<int>(p.batch * p.height * p.width)};
+  return {static_cast<int>(p.height),
+          static_cast<int>(p.width),
+          static_cast<int>(padded(p.channels)),
+          static_cast<int>(p.channels),
+          static_cast<int>(p.hidden),
+          static_cast<int>(p.batch * p.height * p.width),
+          p.scale};
+}
+
+unsigned blocks_for(int64_t count, int64_t size) { return static_cast<unsigned>((count + size - 1) / size); }
+
+/// How many blocks share the columns of the same positions: what takes the fewest rounds of the device, counted in products. Sharing repeats the
+/// first product in each.
+template <class T>
+int shares_of(const ConvolutionProblem& p) {
+  const int64_t rows = blocks_for(p.batch * p.height * p.width, T::kRows), device = multiprocessors();
+  int best = 1;
+  int64_t least = 0;
+  for (int shares = 1; shares <= T::kShares && shares <= p.hidden / kChunk; shares *= 2) {
+    const int64_t chunks = blocks_for(p.hidden / kChunk, shares);
+    const int64_t products = T::kGathered * p.hidden + chunks * kChunk * (p.hidden + T::kTaps);
+    const int64_t cost = blocks_for(rows * shares, device) * products;
+    if (shares == 1 || cost < least) best = shares, least = cost;
+  }
+  return best;
 }
 
 // ---- packing
@@ -95,27 +131,30 @@ struct Packing {
   const uint16_t* middle;
   const uint16_t* last;
   bool against;
-  int channels, hidden;
+  int channels, stored, hidden;
 
   /// The product from the gathered taps to the inside.
   __device__ uint16_t entering(int row, int column) const {
     if (row >= 9 * channels) return 0;
     const int tap = row / channels, channel = row % channels;
-    return against ? last[(channel * 9 + tap) * hidden + column] : first[(column * 9 + tap) * channels + channel];
+    if (channel >= stored) return 0;
+    return against ? last[(channel * 9 + tap) * hidden + column] : first[(column * 9 + tap) * stored + channel];
   }
   __device__ uint16_t between(int row, int column) const { return against ? middle[row * hidden + column] : middle[column * hidden + row]; }
   /// From the inside to the taps.
   __device__ uint16_t leaving(int row, int column) const {
     if (column >= 9 * channels) return 0;
     const int tap = column / channels, channel = column % channels;
-    return against ? first[(row * 9 + tap) * channels + channel] : last[(channel * 9 + tap) * hidden + row];
+    if (channel >= stored) return 0;
+    return against ? first[(row * 9 + tap) * stored + channel] : last[(channel * 9 + tap) * hidden + row];
   }
 };
 
 template <class T>
-__global__ void pack_kernel(const uint16_t* first, const uint16_t* middle, const uint16_t* last, int channels, int hidden, uint4* along,
+__global__ void pack_kernel(const uint16_t* first, const uint16_t* middle, const uint16_t* last, Sizes sizes, uint4* along,
                             uint4* against) {
-  const Packing packing{first, middle, last, blockIdx.y == 1, channels, hidden};
+  const int hidden = sizes.hidden;
+  const Packing packing{first, middle, last, blockIdx.y == 1, sizes.channels, sizes.stored, hidden};
   uint4* to = blockIdx.y == 1 ? against : along;
   const int entering = hidden * T::kGathered / 8, per_chunk = kChunk * (hidden + T::kTaps) / 8;  // in parts of 8 entries
   const int all = entering + hidden / kChunk * per_chunk;
@@ -147,17 +186,18 @@ __global__ void pack_kernel(const uint16_t* first, const uint16_t* middle, const
 
 // ---- the pass
 
+/// ConvolutionArrays of one layer.
 struct Layer {
-  const uint16_t* activations;
+  const uint16_t* known;
   const uint16_t* bias;
+  const float* beta;
   const uint16_t* other;
   uint16_t* result;
   uint16_t* change;
+  uint16_t* extra;
+  float* of_beta;
 };
 
-__device__ __forceinline__ uint32_t pair_at(const uint16_t* array, int64_t index) {
-  return *reinterpret_cast<const uint32_t*>(array + index);
-}
 /// Of its digits bfloat16 keeps 8.
 __device__ __forceinline__ float elu(float x) { return x > 0 ? x : exp2_of(x * 1.44269504F) - 1; }
 /// Times its slope, from what it gave.
@@ -186,8 +226,10 @@ __device__ __forceinline__ float4 neighbour_of(const Sizes& sizes, const float* 
                                                int tap, int channel) {
   const int on = place.neighbour(sizes, tap, against);
   const bool there = tap < 9 && position < sizes.positions && on != Place::kNone;
-  const float* from = image + static_cast<int64_t>(there ? position + on : 0) * sizes.channels + channel;
-  return there ? *reinterpret_cast<const float4*>(from) : float4{0, 0, 0, 0};
+  const float* from = image + static_cast<int64_t>(there ? position + on : 0) * sizes.stored + channel;
+  if (sizes.stored == sizes.channels) return there ? *reinterpret_cast<const float4*>(from) : float4{0, 0, 0, 0};
+  const int left = there ? sizes.stored - channel : 0;  // of the four, those in memory
+  return {left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0};
 }
 
 /// The packed weights on their way through shared memory: one thread has slices brought, the warps that compute take one after the other, each
@@ -329,60 +371,136 @@ __device__ __forceinline__ uint32_t pair_of(const uint4& eight, int c) {
   return c == 0 ? eight.x : c == 1 ? eight.y : c == 2 ? eight.z : eight.w;
 }
 
+/// What becomes of two of a warp's sums behind a convolution, each two numbers of bfloat16 to a word.
+struct Activated {
+  uint32_t next;        // goes on to the next product
+  uint32_t result = 0;  // what is written, as ConvolutionArrays says,
+  uint32_t change = 0;
+  uint32_t extra = 0;
+  float of_beta = 0;
+};
+
+/// With ELU. `known` is its result there.
+template <ConvolutionPass kPass>
+__device__ __forceinline__ Activated activated_by_elu(const float* sums, uint32_t bias, uint32_t known, uint32_t other) {
+  Activated made;
+  if constexpr (kPass == ConvolutionPass::kValue) {
+    made.next = pack_bfloat16(elu(sums[0] + low_bfloat16(bias)), elu(sums[1] + high_bfloat16(bias)));
+  } else {
+    const float low = low_bfloat16(known), high = high_bfloat16(known), other_low = low_bfloat16(other), other_high = high_bfloat16(other);
+    float next_low = times_slope(sums[0], low), next_high = times_slope(sums[1], high);
+    if constexpr (kPass == ConvolutionPass::kGradient) next_low += other_low, next_high += other_high;
+    made.next = pack_bfloat16(next_low, next_high);
+    if constexpr (kPass == ConvolutionPass::kTangent) {
+      made.change = pack_bfloat16(low < 0 ? sums[0] * other_low : 0, high < 0 ? sums[1] * other_high : 0);
+    }
+  }
+  made.result = made.next;
+  return made;
+}
+
+/// With LipSwish. `known` is its slope there (kProduct) or what goes into it.
+template <ConvolutionPass kPass>
+__device__ __forceinline__ Activated activated_by_swish(const float* sums, uint32_t bias, uint32_t known, uint32_t other, float beta,
+                                                        float scale) {
+  Activated made;
+  if constexpr (kPass == ConvolutionPass::kProduct) {
+    made.next = pack_bfloat16(sums[0] * low_bfloat16(known), sums[1] * high_bfloat16(known));
+    made.result = pack_bfloat16(sums[0], sums[1]);
+    return made;
+  }
+  // From what is rounded, so that later passes see the same function.
+  if constexpr (kPass == ConvolutionPass::kValue) known = pack_bfloat16(sums[0] + low_bfloat16(bias), sums[1] + high_bfloat16(bias));
+  const float x[2] = {low_bfloat16(known), high_bfloat16(known)}, others[2] = {low_bfloat16(other), high_bfloat16(other)};
+  const SwishParts parts[2] = {SwishParts(x[0], beta), SwishParts(x[1], beta)};
+  float next[2], change[2], extra[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float slope = scale * parts[e].slope();
+    if constexpr (kPass == ConvolutionPass::kValue) {
+      next[e] = scale * x[e] * parts[e].gate;
+      extra[e] = slope;
+    } else if constexpr (kPass == ConvolutionPass::kTangent) {
+      const float bent = scale * sums[e] * others[e] * parts[e].curvature();
+      next[e] = sums[e] * slope;
+      change[e] = beta * bent;
+      extra[e] = others[e] * slope;
+      made.of_beta += bent * x[e];
+    } else {
+      next[e] = fmaf(sums[e], slope, others[e]);
+      extra[e] = scale * x[e] * parts[e].gate;
+      made.of_beta += scale * sums[e] * parts[e].peak * (x[e] * x[e]);
+    }
+  }
+  made.next = pack_bfloat16(next[0], next[1]);
+  made.result = kPass == ConvolutionPass::kValue ? known : made.next;
+  if constexpr (kPass == ConvolutionPass::kTangent) made.change = pack_bfloat16(change[0], change[1]);
+  made.extra = pack_bfloat16(extra[0], extra[1]);
+  return made;
+}
+
 /// What becomes of a warp's sums behind a convolution; goes to `to`, its lane's place in the next left factor, and to memory where that is
-/// wanted, by this block (`keep`). `known` are the activations there, `others` of the layer's other array.
-template <ConvolutionPass kPass, int kBlocks>
-__device__ __forceinline__ void activate(const Sums<kBlocks, 8>& sums, const uint4 (&known)[2 * kBlocks][2],
-                                         const uint4 (&others)[2 * kBlocks][2], const Layer& layer, const Places& places, bool keep,
-                                         char* to) {
+/// wanted, by this block (`keep`). `known` and `others` are of the layer's arrays. Returns the lane's part of the derivative in beta.
+template <ConvolutionPass kPass, ConvolutionActivation kActivation, int kBlocks>
+__device__ __forceinline__ float activate(const Sums<kBlocks, 8>& sums, const uint4 (&known)[2 * kBlocks][2],
+                                          const uint4 (&others)[2 * kBlocks][2], const Layer& layer, const Places& places, bool keep,
+                                          float beta, float scale, char* to) {
+  constexpr bool kSwish = kActivation == ConvolutionActivation::kLipSwish;
+  constexpr bool kHasExtra = kSwish && kPass != ConvolutionPass::kProduct;
+  float of_beta = 0;
 #pragma unroll
   for (int group = 0; group < 2 * kBlocks; ++group) {
     uint4 bias{0, 0, 0, 0};
     if constexpr (kPass == ConvolutionPass::kValue) bias = eight_at(layer.bias, places.column + group * 32);
-    uint32_t rounded[2][4];
+    uint32_t next[2][4];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-      const bool there = places.inside(upper);
+      const bool there = places.inside(upper) && keep;
       const int64_t index = places.index(group, upper);
-      uint32_t change[4];
+      uint32_t result[4], change[4], extra[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float* pair = sums.at[group / 2][group % 2 * 4 + c] + 2 * upper;
-        if constexpr (kPass == ConvolutionPass::kValue) {
-          rounded[upper][c] = pack_bfloat16(elu(pair[0] + low_bfloat16(pair_of(bias, c))), elu(pair[1] + high_bfloat16(pair_of(bias, c))));
+        Activated made;
+        if constexpr (kSwish) {
+          made = activated_by_swish<kPass>(pair, pair_of(bias, c), pair_of(known[group][upper], c), pair_of(others[group][upper], c), beta,
+                                           scale);
         } else {
-          const float at_low = low_bfloat16(pair_of(known[group][upper], c)), at_high = high_bfloat16(pair_of(known[group][upper], c));
-          const float other_low = low_bfloat16(pair_of(others[group][upper], c)),
-                      other_high = high_bfloat16(pair_of(others[group][upper], c));
-          float result_low = times_slope(pair[0], at_low), result_high = times_slope(pair[1], at_high);
-          if constexpr (kPass == ConvolutionPass::kGradient) result_low += other_low, result_high += other_high;
-          rounded[upper][c] = pack_bfloat16(result_low, result_high);
-          if constexpr (kPass == ConvolutionPass::kTangent) {
-            change[c] = pack_bfloat16(at_low < 0 ? pair[0] * other_low : 0, at_high < 0 ? pair[1] * other_high : 0);
-          }
+          made = activated_by_elu<kPass>(pair, pair_of(bias, c), pair_of(known[group][upper], c), pair_of(others[group][upper], c));
         }
+        next[upper][c] = made.next;
+        result[c] = made.result;
+        change[c] = made.change;
+        extra[c] = made.extra;
+        of_beta += made.of_beta;
       }
-      if (layer.result != nullptr && there && keep) {
-        *reinterpret_cast<uint4*>(layer.result + index) = uint4{rounded[upper][0], rounded[upper][1], rounded[upper][2], rounded[upper][3]};
-      }
-      if constexpr (kPass == ConvolutionPass::kTangent) {
-        if (there && keep) *reinterpret_cast<uint4*>(layer.change + index) = uint4{change[0], change[1], change[2], change[3]};
-      }
+      const auto put = [&](uint16_t* array, const uint32_t(&words)[4]) {
+        if (there) *reinterpret_cast<uint4*>(array + index) = uint4{words[0], words[1], words[2], words[3]};
+      };
+      if (kPass != ConvolutionPass::kProduct || layer.result != nullptr) put(layer.result, result);
+      if constexpr (kPass == ConvolutionPass::kTangent) put(layer.change, change);
+      if constexpr (kHasExtra) put(layer.extra, extra);
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       *reinterpret_cast<uint4*>(to + (group * 2 + j) * kTileBytes) =
-          uint4{rounded[0][2 * j], rounded[1][2 * j], rounded[0][2 * j + 1], rounded[1][2 * j + 1]};
+          uint4{next[0][2 * j], next[1][2 * j], next[0][2 * j + 1], next[1][2 * j + 1]};
     }
   }
+  return keep ? of_beta : 0;
 }
 
 /// The layers in the order in which the pass meets them.
-template <class T, ConvolutionPass kPass>
+template <class T, ConvolutionPass kPass, ConvolutionActivation kActivation>
 __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, const float* input, const Layer& entered, const Layer& left,
                                         float* taps, char* inside, char* part) {
   constexpr bool kAgainst = kPass == ConvolutionPass::kProduct || kPass == ConvolutionPass::kGradient;
   constexpr bool kKnows = kPass != ConvolutionPass::kValue;
+  constexpr bool kSwish = kActivation == ConvolutionActivation::kLipSwish;
+  constexpr bool kBends = kSwish && (kPass == ConvolutionPass::kTangent || kPass == ConvolutionPass::kGradient);
+  const float entered_beta = kSwish && kPass != ConvolutionPass::kProduct ? *entered.beta : 0,
+              left_beta = kSwish && kPass != ConvolutionPass::kProduct ? *left.beta : 0;
+  float of_entered = 0, of_left = 0;  // derivatives in beta
   // Of a row of left factors' tiles: 16 positions.
   const int inside_bytes = sizes.hidden / 16 * kTileBytes;
   constexpr int kGatheredBytes = T::kGathered / 16 * kTileBytes, kPartBytes = kChunk / 16 * kTileBytes;
@@ -429,7 +547,7 @@ __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, c
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           const uint4 none{0, 0, 0, 0};
-          known[i][upper] = places.inside(upper) ? eight_at(layer.activations, places.index(i, upper)) : none;
+          known[i][upper] = places.inside(upper) ? eight_at(layer.known, places.index(i, upper)) : none;
           if constexpr (kPass != ConvolutionPass::kProduct) {
             others[i][upper] = places.inside(upper) && layer.other != nullptr ? eight_at(layer.other, places.index(i, upper)) : none;
           }
@@ -450,8 +568,8 @@ __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, c
                                       group);
       stream.done();
     }
-    activate<kPass>(sums, known, others, entered, places, blockIdx.y == 0,
-                    inside + tile * inside_bytes + (chunk * kChunk + group) / 16 * kTileBytes + lane * 16);
+    of_entered += activate<kPass, kActivation>(sums, known, others, entered, places, blockIdx.y == 0, entered_beta, sizes.scale,
+                                               inside + tile * inside_bytes + (chunk * kChunk + group) / 16 * kTileBytes + lane * 16);
   }
   first_threads_barrier<kThreads>();  // the surroundings have been read, too
 
@@ -468,7 +586,8 @@ __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, c
       stream.done();
     }
     if (chunk >= static_cast<int>(gridDim.y)) meet();  // the last part has been read
-    activate<kPass>(sums, known, others, left, places, true, part + tile * kPartBytes + group / 16 * kTileBytes + lane * 16);
+    of_left += activate<kPass, kActivation>(sums, known, others, left, places, true, left_beta, sizes.scale,
+                                            part + tile * kPartBytes + group / 16 * kTileBytes + lane * 16);
     meet();
     for (int slice = 0; slice < kChunk / T::kLeaving; ++slice) {
       const char* weights = stream.take();
@@ -490,9 +609,23 @@ __device__ __forceinline__ void compute(Stream<T>& stream, const Sizes& sizes, c
       }
     }
   }
+  if constexpr (kBends) {  // sums of the block, in a fixed order
+    for (int mask = 16; mask > 0; mask >>= 1) of_entered += shuffle_xor(of_entered, mask), of_left += shuffle_xor(of_left, mask);
+    first_threads_barrier<kThreads>();  // the last part has been read
+    auto* of_warps = reinterpret_cast<float2*>(part);
+    if (lane == 0) of_warps[warp] = float2{of_entered, of_left};
+    first_threads_barrier<kThreads>();
+    if (thread == 0) {
+      float2 sum{0, 0};
+      for (int i = 0; i < kThreads / 32; ++i) sum.x += of_warps[i].x, sum.y += of_warps[i].y;
+      const int block = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
+      entered.of_beta[block] = sum.x;
+      left.of_beta[block] = sum.y;
+    }
+  }
 }
 
-template <class T, ConvolutionPass kPass>
+template <class T, ConvolutionPass kPass, ConvolutionActivation kActivation>
 __global__ void __launch_bounds__(kAllThreads, 1)
     pass_kernel(Sizes sizes, const float* input, const char* packed, Layer entered, Layer left, float* taps) {
   char* inside = shared_memory();
@@ -504,7 +637,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     if (static_cast<int>(threadIdx.x) == kThreads) stream.bring(packed, sizes.hidden);
   } else {
     more_registers<232>();
-    compute<T, kPass>(stream, sizes, input, entered, left, taps, inside, part);
+    compute<T, kPass, kActivation>(stream, sizes, input, entered, left, taps, inside, part);
   }
 }
 
@@ -515,11 +648,9 @@ __global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool 
   if (i >= sizes.positions * quads) return;
   const int position = i / quads, channel = i % quads * 4;
   const Place place(sizes, position);
-  float4 sum{0, 0, 0, 0};
-  if (bias != nullptr) {
-    const uint32_t low = pair_at(bias, channel), high = pair_at(bias, channel + 2);
-    sum = float4{low_bfloat16(low), high_bfloat16(low), low_bfloat16(high), high_bfloat16(high)};
-  }
+  const int left = sizes.stored - channel;  // of the four, those in memory
+  const auto bias_of = [&](int c) { return bias != nullptr && c < left ? low_bfloat16(bias[channel + c]) : 0; };
+  float4 sum{bias_of(0), bias_of(1), bias_of(2), bias_of(3)};
   for (int share = 0; share < shares; ++share, taps += static_cast<int64_t>(sizes.positions) * T::kTaps) {
     float4 parts[9];  // read before the first is added
 #pragma unroll
@@ -537,7 +668,16 @@ __global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool 
       sum.w += parts[tap].w;
     }
   }
-  *reinterpret_cast<float4*>(output + static_cast<int64_t>(position) * sizes.channels + channel) = sum;
+  float* to = output + static_cast<int64_t>(position) * sizes.stored + channel;
+  if (sizes.stored == sizes.channels) {
+    *reinterpret_cast<float4*>(to) = sum;
+    return;
+  }
+  const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    if (c < left) to[c] = four[c];
+  }
 }
 
 template <class T>
@@ -556,30 +696,35 @@ __global__ void gather_kernel(Sizes sizes, const float* image, bool against, uin
 const uint16_t* bits(const BFloat16* array) { return reinterpret_cast<const uint16_t*>(array); }
 uint16_t* bits(BFloat16* array) { return reinterpret_cast<uint16_t*>(array); }
 
-template <class T, ConvolutionPass kPass>
+template <class T, ConvolutionPass kPass, ConvolutionActivation kActivation>
 void launch_pass(const ConvolutionProblem& problem, const float* input, const BFloat16* packed, const ConvolutionArrays& arrays,
                  const BFloat16* bias, float* output, void* workspace, void* stream) {
   constexpr bool kAgainst = kPass == ConvolutionPass::kProduct || kPass == ConvolutionPass::kGradient;
   const Sizes sizes = sizes_of(problem);
   const auto layer = [&](int i) {
-    return Layer{bits(arrays.activations[i]), bits(arrays.biases[i]), bits(arrays.other[i]), bits(arrays.results[i]),
-                 bits(arrays.changes[i])};
+    return Layer{bits(arrays.known[i]),
+                 bits(arrays.biases[i]),
+                 arrays.betas == nullptr ? nullptr : arrays.betas + i,
+                 bits(arrays.other[i]),
+                 bits(arrays.results[i]),
+                 bits(arrays.changes[i]),
+                 bits(arrays.extras[i]),
+                 arrays.of_betas == nullptr ? nullptr : arrays.of_betas + i * beta_parts(problem)};
   };
-  const auto blocks = [](int64_t count, int64_t size) { return static_cast<unsigned>((count + size - 1) / size); };
   auto* taps = static_cast<float*>(workspace);
-  const int shares = std::min(T::kShares, sizes.hidden / kChunk);
-  INVATTN_LAUNCH((pass_kernel<T, kPass>), dim3(blocks(sizes.positions, T::kRows), static_cast<unsigned>(shares)), kAllThreads,
-                 T::shared_bytes(sizes.hidden), stream, sizes, input, reinterpret_cast<const char*>(packed), layer(kAgainst ? 1 : 0),
-                 layer(kAgainst ? 0 : 1), taps);
-  INVATTN_LAUNCH((collect_kernel<T>), blocks(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps, shares,
-                 kAgainst, bits(bias), output);
+  const int shares = shares_of<T>(problem);
+  INVATTN_LAUNCH((pass_kernel<T, kPass, kActivation>), dim3(blocks_for(sizes.positions, T::kRows), static_cast<unsigned>(shares)),
+                 kAllThreads, T::shared_bytes(sizes.hidden), stream, sizes, input, reinterpret_cast<const char*>(packed),
+                 layer(kAgainst ? 1 : 0), layer(kAgainst ? 0 : 1), taps);
+  INVATTN_LAUNCH((collect_kernel<T>), blocks_for(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps,
+                 shares, kAgainst, bits(bias), output);
 }
 
 }  // namespace
 
 bool covers(const ConvolutionProblem& problem) {
-  if (problem.channels < 4 || problem.channels % 4 != 0 || problem.channels > 48 || problem.hidden < kChunk ||
-      problem.hidden % kChunk != 0 || problem.hidden > kLargestHidden) {
+  if (problem.channels < 1 || problem.channels > 48 || problem.hidden < kChunk || problem.hidden % kChunk != 0 ||
+      problem.hidden > kLargestHidden) {
     return false;
   }
   constexpr int64_t kMost = 1 << 22;  // positions: entries are counted in 32 binary digits
@@ -588,7 +733,7 @@ bool covers(const ConvolutionProblem& problem) {
     return false;
   }
   return with_tiling(problem, [&]<class T>(T) {
-    return compiled_for(pass_kernel<T, ConvolutionPass::kProduct>) >= 90 &&
+    return compiled_for(pass_kernel<T, ConvolutionPass::kProduct, ConvolutionActivation::kElu>) >= 90 &&
            T::shared_bytes(static_cast<int>(problem.hidden)) <= largest_shared_bytes();
   });
 }
@@ -602,17 +747,22 @@ size_t packed_weights(const ConvolutionProblem& problem) {
 }
 
 size_t pass_workspace_bytes(const ConvolutionProblem& problem) {
-  const int64_t shares = with_tiling(problem, []<class T>(T) { return T::kShares; });
+  const int64_t shares = with_tiling(problem, [&]<class T>(T) { return shares_of<T>(problem); });
   return static_cast<size_t>(shares * problem.batch * problem.height * problem.width * tap_columns(problem)) * sizeof(float);
+}
+
+int64_t beta_parts(const ConvolutionProblem& problem) {
+  return with_tiling(problem, [&]<class T>(T) -> int64_t {
+    return static_cast<int64_t>(blocks_for(problem.batch * problem.height * problem.width, T::kRows)) * shares_of<T>(problem);
+  });
 }
 
 void pack_weights(const ConvolutionProblem& problem, const BFloat16* first, const BFloat16* middle, const BFloat16* last, BFloat16* along,
                   BFloat16* against, void* stream) {
   with_tiling(problem, [&]<class T>(T) {
-    const auto blocks = static_cast<unsigned>((packed_weights(problem) / 8 + kThreads - 1) / kThreads);
-    INVATTN_LAUNCH((pack_kernel<T>), dim3(blocks, 2), kThreads, 0, stream, bits(first), bits(middle), bits(last),
-                   static_cast<int>(problem.channels), static_cast<int>(problem.hidden), reinterpret_cast<uint4*>(along),
-                   reinterpret_cast<uint4*>(against));
+    const auto blocks = blocks_for(static_cast<int64_t>(packed_weights(problem) / 8), kThreads);
+    INVATTN_LAUNCH((pack_kernel<T>), dim3(blocks, 2), kThreads, 0, stream, bits(first), bits(middle), bits(last), sizes_of(problem),
+                   reinterpret_cast<uint4*>(along), reinterpret_cast<uint4*>(against));
   });
 }
 
@@ -620,7 +770,11 @@ void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, c
                       const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream) {
   with_tiling(problem, [&]<class T>(T) {
     const auto launch = [&]<ConvolutionPass kPass>() {
-      launch_pass<T, kPass>(problem, input, packed, arrays, bias, output, workspace, stream);
+      if (problem.activation == ConvolutionActivation::kLipSwish) {
+        launch_pass<T, kPass, ConvolutionActivation::kLipSwish>(problem, input, packed, arrays, bias, output, workspace, stream);
+      } else {
+        launch_pass<T, kPass, ConvolutionActivation::kElu>(problem, input, packed, arrays, bias, output, workspace, stream);
+      }
     };
     switch (pass) {
       case ConvolutionPass::kValue:
@@ -638,8 +792,8 @@ void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, c
 void gather_taps(const ConvolutionProblem& problem, const float* image, bool against, BFloat16* taps, void* stream) {
   with_tiling(problem, [&]<class T>(T) {
     const Sizes sizes = sizes_of(problem);
-    const auto blocks = static_cast<unsigned>((sizes.positions * (T::kTaps / 4) + kThreads - 1) / kThreads);
-    INVATTN_LAUNCH((gather_kernel<T>), blocks, kThreads, 0, stream, sizes, image, against, bits(taps));
+    INVATTN_LAUNCH((gather_kernel<T>), blocks_for(int64_t{sizes.positions} * (T::kTaps / 4), kThreads), kThreads, 0, stream, sizes, image,
+                   against, bits(taps));
   });
 }
 

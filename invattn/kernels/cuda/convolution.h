@@ -5,11 +5,16 @@
 
 #include "invattn/kernels/cuda/swish.h"
 
-// The branch of an i-ResNet, 3x3, 1x1 and 3x3 convolution with ELU between them, on the matrix units of a CUDA device in bfloat16: its value
+// The branch of an i-ResNet, 3x3, 1x1 and 3x3 convolution with ELU or LipSwish between them, on the matrix units of a CUDA device in bfloat16: its value
 // and the products with its Jacobian that a log-determinant is made of, each as one pass that keeps what is inside in shared memory.
 // All pointers are the device's, `stream` is a cudaStream_t. Nothing here allocates or waits, and results are bitwise the same in every run.
 
 namespace invattn::kernels::cuda {
+
+enum class ConvolutionActivation {
+  kElu,
+  kLipSwish,  ///< scale x sigmoid(beta x)
+};
 
 /// Images are float32 with channels last, (batch, height, width, channels); arrays inside are bfloat16, (batch, height, width, hidden).
 struct ConvolutionProblem {
@@ -18,13 +23,14 @@ struct ConvolutionProblem {
   int64_t width = 0;
   int64_t channels = 0;
   int64_t hidden = 0;
+  ConvolutionActivation activation = ConvolutionActivation::kElu;
+  float scale = 1;  ///< of LipSwish
 };
 
-/// False where this build or device has no such kernels, and for sizes other than: channels a multiple of 4 up to 48, hidden a multiple of
-/// 128 up to 512.
+/// False where this build or device has no such kernels, and for sizes other than: up to 48 channels, hidden a multiple of 128 up to 512.
 bool covers(const ConvolutionProblem& problem);
 
-/// Columns of `gather_taps`: nine times the channels, rounded up.
+/// Columns of `gather_taps`: nine times the channels, which are rounded up to a multiple of 4, and more.
 int64_t tap_columns(const ConvolutionProblem& problem);
 
 /// Entries of the packed weights of one direction.
@@ -38,23 +44,39 @@ size_t pass_workspace_bytes(const ConvolutionProblem& problem);
 void pack_weights(const ConvolutionProblem& problem, const BFloat16* first, const BFloat16* middle, const BFloat16* last, BFloat16* along,
                   BFloat16* against, void* stream);
 
-/// With W_1, W_2, W_3 the convolutions, a_1 and a_2 what ELU gave behind the first two, and D_1, D_2 its slopes there.
+/// With W_1, W_2, W_3 the convolutions, z_1 and z_2 what goes into the activations behind the first two, a_l = f(z_l) what they give, D_l their
+/// slopes f'(z_l) and E_l their curvatures f''(z_l).
 enum class ConvolutionPass {
-  kValue,     ///< g(x): leaves a_1 and a_2
-  kProduct,   ///< J'u = W_1' q_1, q_1 = D_1 W_2' q_2, q_2 = D_2 W_3' u: leaves q_1 and q_2 where they are wanted
-  kTangent,   ///< J v = W_3 p_2, p_2 = D_2 W_2 p_1, p_1 = D_1 W_1 v: leaves p_1 and p_2, and the derivatives of <v, J'u> in what goes into
-              ///< the activations, c_l = q_l (W_l p_(l-1)) where a_l < 0 and 0 elsewhere
+  kValue,    ///< g(x): leaves a_1 and a_2, or z and D
+  kProduct,  ///< J'u = W_1' q_1, q_l = D_l r_l, r_1 = W_2' q_2, r_2 = W_3' u: leaves q or r where they are wanted
+  kTangent,  ///< J v = W_3 p_2, p_l = D_l t_l, t_2 = W_2 p_1, t_1 = W_1 v: leaves p, and the derivatives of <v, J'u> in z_l, c_l = E_l r_l t_l
   kGradient,  ///< as kProduct, with c_2 added to q_2 and c_1 to q_1: the backward pass of the value
 };
 
-/// Arrays (positions, hidden), by layer: [0] behind the first convolution, [1] behind the second.
+/// Arrays (positions, hidden), by layer: [0] behind the first convolution, [1] behind the second. ELU's slope and curvature follow from what it
+/// gives, those of LipSwish do not.
+///
+///                     ELU                                  LipSwish
+///             known   other  results  changes      known   other  results  changes  extras
+///   kValue                   a                                    z                 D
+///   kProduct  a              q                     D              r
+///   kTangent  a       q      p        c            z       r      p        c        q
+///   kGradient a       c      sums                  z       c      sums              a
+///
+/// `other` of kGradient and `results` of kProduct may be null.
 struct ConvolutionArrays {
-  const BFloat16* activations[2] = {};  // a; of kValue the result
-  const BFloat16* biases[2] = {};       // kValue: (hidden)
-  const BFloat16* other[2] = {};        // kTangent: q; kGradient: c, null for none
-  BFloat16* results[2] = {};            // kValue: a; kProduct: q, null where not wanted; kTangent: p; kGradient: the sums
-  BFloat16* changes[2] = {};            // kTangent: c
+  const BFloat16* known[2] = {};
+  const BFloat16* other[2] = {};
+  BFloat16* results[2] = {};
+  BFloat16* changes[2] = {};
+  BFloat16* extras[2] = {};
+  const BFloat16* biases[2] = {};  // kValue: (hidden)
+  const float* betas = nullptr;    // LipSwish, but for kProduct: (2), by layer
+  float* of_betas = nullptr;       // LipSwish, kTangent and kGradient: (2, beta_parts), which add up to the derivatives in beta
 };
+
+/// How many numbers add up to the derivative in one beta.
+int64_t beta_parts(const ConvolutionProblem& problem);
 
 /// `packed` of the direction: along for kValue and kTangent, against for the others. `bias` (channels) is added to the output, null for none.
 void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, const float* input, const BFloat16* packed,

@@ -11,6 +11,7 @@
 #include "invattn/kernels/cuda/swish.h"
 
 #include "invattn/kernels/cuda/launch.h"
+#include "invattn/kernels/cuda/swish_parts.h"
 
 namespace invattn::kernels::cuda {
 namespace {
@@ -72,23 +73,12 @@ __device__ inline float block_sum(float value) {
   return sum;
 }
 
-__device__ inline float reciprocal(float x) {
-#ifdef INVATTN_CUDA_EMULATION
-  return 1 / x;
-#else
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-#endif
-}
-
 /// `items` packs of x, `row_items` to a row.
 template <Work kWork, bool kPair, class T, int kPack>
 __global__ void __launch_bounds__(kThreads) swish_kernel(const SwishArrays<T> arrays, uint32_t items, uint32_t row_items, float scale) {
   using Some = Pack<T, kPack>;
   const float b = *arrays.b;
   const float beta = b > 20 ? b : log1pf(expf(b));
-  constexpr float kLog2E = 1.4426950408889634f;
   float sum = 0;
   for (uint32_t item = blockIdx.x * kThreads + threadIdx.x; item < items; item += gridDim.x * kThreads) {
     const uint32_t wide = kPair ? item + item / row_items * row_items : item;  // the same place in the result
@@ -104,19 +94,13 @@ __global__ void __launch_bounds__(kThreads) swish_kernel(const SwishArrays<T> ar
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const float entry = number(x.entries[k]);
-      const float t = beta * entry;
-      // Up to 2^126, so that nothing overflows: beyond, s is zero for all purposes.
-      const float power = -kLog2E * t;
-      const float e = exp2_of(power > 126 ? 126.0f : power);
-      const float s = reciprocal(1 + e);
+      const SwishParts parts(entry, beta);
       if constexpr (kWork == Work::kForward) {
-        put(scale * entry * s, result.entries[k]);
-        if constexpr (kPair) put(-scale * entry * (e * s), other.entries[k]);
+        put(scale * entry * parts.gate, result.entries[k]);
+        if constexpr (kPair) put(-scale * entry * parts.rest, other.entries[k]);
         continue;
       }
-      const float rest = e * s;  // 1 - s, with all its digits
-      const float a = s * rest;
-      const float slope = t * a + s;
+      const float slope = parts.slope();
       if constexpr (kWork == Work::kJvp || kWork == Work::kHvp) {
         const float along = scale * number(tangent.entries[k]);
         put(along * slope, result.entries[k]);
@@ -132,9 +116,9 @@ __global__ void __launch_bounds__(kThreads) swish_kernel(const SwishArrays<T> ar
         }
         if constexpr (kWork == Work::kVjp) {
           put(scale * product, of_x.entries[k]);
-          sum += both * a * (entry * entry);
+          sum += both * parts.peak * (entry * entry);
         } else {
-          const float change = number(tangent.entries[k]) * both * a * (2 + t * (rest - s));
+          const float change = number(tangent.entries[k]) * both * parts.curvature();
           put(scale * beta * change, of_x.entries[k]);
           sum += change * entry;
         }
