@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "invattn/io/image_file.h"
@@ -16,13 +17,15 @@
 namespace invattn::reporting {
 namespace {
 
-/// The first steps of a training are far above the rest: an axis for all but the highest few.
-Axis axis_for_loss(std::vector<double> values) {
-  values.erase(std::remove_if(values.begin(), values.end(), [](double value) { return !std::isfinite(value); }), values.end());
-  std::sort(values.begin(), values.end());
+/// The first steps of a training are far above the rest: an axis for all but the highest few, and for every held-out figure, however far it
+/// lies from the training loss.
+Axis axis_for_loss(std::vector<double> training, const std::vector<double>& held_out) {
+  training.erase(std::remove_if(training.begin(), training.end(), [](double value) { return !std::isfinite(value); }), training.end());
+  std::sort(training.begin(), training.end());
   constexpr double kShown = 0.96;
-  if (!values.empty()) values.resize(static_cast<std::size_t>(std::ceil(kShown * static_cast<double>(values.size()))));
-  return axis_around(values, false);
+  if (!training.empty()) training.resize(static_cast<std::size_t>(std::ceil(kShown * static_cast<double>(training.size()))));
+  training.insert(training.end(), held_out.begin(), held_out.end());
+  return axis_around(training, false);
 }
 
 Figure draw_curves(const DensityRecord& record) {
@@ -32,11 +35,8 @@ Figure draw_curves(const DensityRecord& record) {
   Drawing drawing(panels.width(), panels.height());
   const Drawing::LineStyle line{.colour = kBlue, .width = 1.5};
   const Drawing::LineStyle look{.colour = kVermilion, .width = 1.5, .dashed = true};
-  std::vector<std::pair<std::string, Drawing::LineStyle>> legend = {{"training", line}};
-  if (record.looks.steps.size() > 1) legend.emplace_back("held out", look);
-  heading(drawing, record.title() + ", " + record.label + ": training", legend);
-  std::vector<double> losses = training.bits;
-  losses.insert(losses.end(), record.looks.bits.begin(), record.looks.bits.end());
+  heading(drawing, record.title() + ", " + record.label + ": training", {{"training loss", line}, {"held out", look}});
+  const Axis losses = axis_for_loss(training.bits, record.looks.bits);
   std::size_t panel = 0;
   const auto draw = [&](const std::vector<double>& x, bool logarithmic, const Axis& vertical, const char* below, const char* title) {
     Plot plot(drawing, panels.x(panel), panels.y(panel), Panels::kWidth, Panels::kHeight, axis_around(x, logarithmic), vertical);
@@ -44,11 +44,15 @@ Figure draw_curves(const DensityRecord& record) {
     ++panel;
     return plot;
   };
-  Plot by_steps = draw(training.steps, false, axis_for_loss(losses), "steps", record.unit());
-  by_steps.curve(training.steps, training.bits, line);
-  by_steps.curve(record.looks.steps, record.looks.bits, look);
-  Plot by_time = draw(training.seconds, true, axis_for_loss(losses), "seconds", record.unit());
-  by_time.curve(training.seconds, training.bits, line);
+  for (const auto& [axis, logarithmic, below] :
+       {std::tuple{&DensityCurve::steps, false, "steps"}, std::tuple{&DensityCurve::seconds, true, "seconds"}}) {
+    std::vector<double> along = training.*axis;
+    along.insert(along.end(), (record.looks.*axis).begin(), (record.looks.*axis).end());
+    Plot plot = draw(along, logarithmic, losses, below, record.unit());
+    plot.curve(training.*axis, training.bits, line);
+    plot.curve(record.looks.*axis, record.looks.bits, look);
+    plot.dots(record.looks.*axis, record.looks.bits, look.colour);
+  }
   draw(training.steps, false, axis_around(training.gradient_norm, true), "steps", "norm of the gradient")
       .curve(training.steps, training.gradient_norm, line);
   if (guarded) {

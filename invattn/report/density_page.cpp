@@ -1,6 +1,7 @@
 #include "invattn/report/density_page.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -62,6 +63,8 @@ std::string notices(const std::vector<DensityRecord>& records) {
     if (result.inverse_failures > 0) {
       html += notice_html(which + " cannot be undone everywhere: " + inverses_text(result) + " " + record.things() + " were.");
     }
+    if (!record.warning.empty())
+      html += notice_html((records.size() > 1 ? "The run " + record.label + ": " : std::string()) + record.warning);
     if (!record.training.steps.empty() && record.training.steps.back() > static_cast<double>(record.steps)) {
       html += notice_html(which + " has gone on since its results were written, after " + with_commas(record.steps) +
                           " steps: the figures are of then.");
@@ -80,6 +83,9 @@ std::string readings(const DensityRecord& record) {
   reading(std::string(record.unit()) + (result.unbiased() ? ", unbiased" : ", biased") + ", " + with_commas(result.images) + " " +
               result.split + " " + record.things(),
           with_error(result));
+  if (std::isfinite(record.training_loss)) {
+    reading("training loss, beside " + decimals(4, record.results.front().bits) + " held out", decimals(4, record.training_loss));
+  }
   reading(std::string(record.things()) + " undone", inverses_text(result));
   if (result.inverse_images > 0)
     reading(record.plane ? "largest error of the inverse" : "largest error of the inverse, of the pixels' range",

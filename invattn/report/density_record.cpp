@@ -32,7 +32,7 @@ DensityResult read_result(const Object& object, const std::string& split) {
           .iterations = object.integer("iterations")};
 }
 
-/// Lines of two kinds: figures of the training steps, and looks at the held-out images.
+/// Lines of two kinds: figures of the training steps, and looks at the held-out images. The last look is in results.json, too.
 void read_metrics(DensityRecord& record, const std::filesystem::path& path) {
   std::istringstream lines(read_text(path));
   std::string line;
@@ -40,6 +40,7 @@ void read_metrics(DensityRecord& record, const std::filesystem::path& path) {
     const std::string where = path.string() + ", line " + std::to_string(number);
     const json parsed = parse_json(line, std::string(kOrigin) + ", " + where);
     const Object object(parsed, where);
+    if (object.find("final") != nullptr) continue;
     const bool look = object.find("validation") != nullptr;
     DensityCurve& curve = look ? record.looks : record.training;
     curve.steps.push_back(static_cast<double>(object.integer("step")));
@@ -100,6 +101,10 @@ DensityRecord read_density_record(const std::filesystem::path& folder) {
   record.parameters = object.integer("parameters");
   record.certificates = object.texts("certificates");
   record.results.push_back(read_result(object.object("validation"), "held-out"));
+  if (object.find("training_loss") != nullptr) {
+    record.training_loss = object.number("training_loss");
+    record.warning = object.text("warning");
+  }
   read_metrics(record, folder / "metrics.jsonl");
   const DensityResult& last = record.results.front();
   record.looks.steps.push_back(static_cast<double>(record.steps));

@@ -55,6 +55,8 @@ struct DensityRecord : Provenance {
   double seconds = kNotFinite;
   std::int64_t parameters = 0;
   std::vector<DensityResult> results{};  ///< of the held-out images, then those of evaluation.json
+  double training_loss = kNotFinite;     ///< over the steps that the weights come from; not finite in runs of older versions
+  std::string warning{};                 ///< that the held-out figure is far above it; else empty
   std::vector<std::string> certificates{};
   DensityCurve training{};
   DensityCurve looks{};  ///< at held-out images, the last of them at the end

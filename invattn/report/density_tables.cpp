@@ -16,13 +16,6 @@
 namespace invattn::reporting {
 namespace {
 
-std::string decimals(int digits, double value) {
-  if (!std::isfinite(value)) return "not finite";
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
 std::string milliseconds_per_step(const DensityRecord& record) {
   return record.steps > 0 ? short_number(1000 * record.seconds / static_cast<double>(record.steps)) : "";
 }
@@ -46,6 +39,13 @@ double common_end(const std::vector<DensityRecord>& records, std::vector<double>
 std::string error_text(const DensityResult& result) { return result.inverse_images > 0 ? short_number(result.inverse_error) : ""; }
 
 }  // namespace
+
+std::string decimals(int digits, double value) {
+  if (!std::isfinite(value)) return "not finite";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
 
 std::string with_error(const DensityResult& result) {
   if (!std::isfinite(result.bits)) return "not finite";
@@ -82,20 +82,23 @@ std::string density_headline(const std::vector<DensityRecord>& records) {
 
 Table density_results(const std::vector<DensityRecord>& records) {
   const DensityRecord& first = records.front();
-  Table table{.name = "results",
-              .title = "The flows.",
-              .note = std::string("In ") + first.unit() + " ± standard error, the noise of the estimator included; inverse: of how many " +
-                      first.things() + " the inverse converged and gave the same again, and the largest |x - inverse(forward(x))|" +
-                      (first.plane ? "" : " as a part of the pixels' range") + "; time: of the training, evaluations included.",
-              .labels = 1,
-              .header = {"flow", first.plane ? "nats" : "bits/dim", first.things(), "estimator", "inverse", "largest error", "weights",
-                         "steps", "batch", "seconds", "ms a step"}};
+  Table table{
+      .name = "results",
+      .title = "The flows.",
+      .note = std::string("In ") + first.unit() + " ± standard error, the noise of the estimator included; inverse: of how many " +
+              first.things() + " the inverse converged and gave the same again, and the largest |x - inverse(forward(x))|" +
+              (first.plane ? "" : " as a part of the pixels' range") + "; training loss: of augmented training " + first.things() +
+              ", by the training's estimator, mean over the steps that the weights come from; time: of the training, evaluations included.",
+      .labels = 1,
+      .header = {"flow", first.plane ? "nats" : "bits/dim", first.things(), "estimator", "training loss", "inverse", "largest error",
+                 "weights", "steps", "batch", "seconds", "ms a step"}};
   for (const DensityRecord& record : records) {
     const DensityResult& result = record.best();
     table.rows.push_back({{record.label},
                           {with_error(result)},
                           {with_commas(result.images) + ", " + result.split},
                           {result.method()},
+                          {std::isfinite(record.training_loss) ? decimals(4, record.training_loss) : ""},
                           {inverses_text(result)},
                           {error_text(result)},
                           {with_commas(record.parameters)},

@@ -193,12 +193,22 @@ void Plot::labels(const std::string& title, const std::string& below, const std:
 }
 
 void Plot::curve(const std::vector<double>& x, const std::vector<double>& y, const Drawing::LineStyle& style) {
-  std::vector<std::pair<double, double>> points;
+  drawing_.line(points(x, y), style);
+}
+
+void Plot::dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour) {
+  constexpr double kSide = 5;
+  for (const auto& [across, down] : points(x, y)) drawing_.rectangle(across - kSide / 2, down - kSide / 2, kSide, kSide, colour);
+}
+
+std::vector<std::pair<double, double>> Plot::points(const std::vector<double>& x, const std::vector<double>& y) const {
+  std::vector<std::pair<double, double>> result;
   for (std::size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
-    if (!std::isfinite(y[i]) || (vertical_.logarithmic && y[i] <= 0)) continue;
-    points.emplace_back(px(x[i]), std::clamp(py(y[i]), y_, y_ + height_));
+    const bool outside = (horizontal_.logarithmic && !(x[i] > 0)) || (vertical_.logarithmic && y[i] <= 0);
+    if (!std::isfinite(x[i]) || !std::isfinite(y[i]) || outside) continue;
+    result.emplace_back(px(x[i]), std::clamp(py(y[i]), y_, y_ + height_));
   }
-  drawing_.line(points, style);
+  return result;
 }
 
 void Plot::bar(double from, double to, double top, const Colour& colour, double opacity) {

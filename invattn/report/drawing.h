@@ -93,10 +93,14 @@ class Plot {
 
   void labels(const std::string& title, const std::string& below, const std::string& beside);
   void curve(const std::vector<double>& x, const std::vector<double>& y, const Drawing::LineStyle& style);
+  /// Also of a single value, which makes no curve.
+  void dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour);
   void bar(double from, double to, double top, const Colour& colour, double opacity);
   void mark(double x, const std::string& label, const Drawing::LineStyle& style);
 
  private:
+  /// Where values lie on the sheet, at the edge where they are beyond it; those that are not finite are left out.
+  std::vector<std::pair<double, double>> points(const std::vector<double>& x, const std::vector<double>& y) const;
   double px(double value) const { return x_ + width_ * horizontal_.place(value); }
   double py(double value) const { return y_ + height_ * (1 - vertical_.place(value)); }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "invattn/report/density_figures.h"
 #include "invattn/report/density_record.h"
 #include "invattn/report/density_tables.h"
 #include "invattn/report/frame.h"
@@ -73,6 +74,41 @@ TEST_F(DensityReport, FailedInversesAreToldFirst) {
   const std::string html = read_plainly(run / "report.html");
   expect_contains(html, "undone: 97 of 100");
   expect_contains(html, "This run cannot be undone everywhere: 97 of 100 images were.");
+}
+
+TEST_F(DensityReport, TrainingLossAndHeldOutFigureStandSideBySide) {
+  const auto run = made({.warning = "Held-out minus training loss is 0.0400 bits/dim."});
+  const auto record = reporting::read_density_record(run);
+  EXPECT_EQ(record.training_loss, 3.9);
+  EXPECT_EQ(record.looks.steps, (std::vector<double>{1000, 2000, 3000})) << "the last look once";
+  write_report(run);
+  const std::string html = read_plainly(run / "report.html");
+  expect_contains(html, "Held-out minus training loss is 0.0400 bits/dim.");
+  expect_contains(html, "training loss, beside 3.9100 held out");
+  expect_contains(read_plainly(run / "tables/results.md"), "training loss");
+  write_joint_report({run, made({.attention = "none"}, "other")}, folder / "both.html");
+  expect_contains(read_plainly(folder / "both.html"), "The run concatenation: Held-out minus training loss");
+
+  const auto older = made({.older = true}, "older");
+  EXPECT_EQ(reporting::read_density_record(older).looks.steps.size(), 4U) << "the look of the last step, and the result";
+  write_report(older);
+  EXPECT_EQ(count(read_plainly(older / "report.html"), "training loss, beside"), 0U);
+}
+
+// A held-out figure far from the training loss is what the figure is for.
+TEST_F(DensityReport, TheFigureShowsHeldOutFiguresHoweverFarTheyAre) {
+  auto record = reporting::read_density_record(made({.pictures = 0}));
+  const auto drawn = [&record] { return reporting::draw_density_figures(record).front().png; };
+  const std::string before = drawn();
+  EXPECT_EQ(drawn(), before);
+  record.looks.bits.back() += 1;
+  const std::string higher = drawn();
+  record.looks.bits.back() += 1;
+  EXPECT_NE(drawn(), higher) << "not beyond the edge";
+  record.looks = {.steps = {3000}, .seconds = {300}, .bits = {3.95}, .error = {0.01}};
+  const std::string one = drawn();
+  record.looks.seconds = {150};
+  EXPECT_NE(drawn(), one) << "one look is seen, over time as well";
 }
 
 TEST_F(DensityReport, ARunWithoutPicturesAndLinesHasAPage) {

@@ -38,6 +38,8 @@ struct FakeDensity {
   std::int64_t pictures = 4;
   std::int64_t failures = 0;
   bool evaluated = true;  ///< on test images, by the unbiased estimator and by the series
+  std::string warning{};  ///< of the gap between training loss and held-out figure
+  bool older = false;     ///< of a version that did not compare them
 };
 
 /// Writes a run folder as `invattn density train` would leave it, but for the model.

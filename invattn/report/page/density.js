@@ -16,11 +16,12 @@
     borderColor: seriesColour(i), backgroundColor: seriesColour(i), borderDash: [3, 3], borderWidth: 1, pointRadius: 3.5,
   }));
 
-  // The first steps of a training are far above the rest: most of the curve should be seen.
+  // The first steps of a training are far above the rest: most of the curve should be seen, and every held-out figure.
   const range = () => {
-    const values = data.runs.flatMap(({ training, looks: curve }) => [...training.bits, ...curve.bits]).filter((value) => value !== null).sort((a, b) => a - b);
+    const values = data.runs.flatMap(({ training }) => training.bits).filter((value) => value !== null).sort((a, b) => a - b);
+    const heldOut = data.runs.flatMap(({ looks: curve }) => curve.bits).filter((value) => value !== null);
     if (values.length < 2) return {};
-    const [low, high] = [values[0], values[Math.ceil(0.96 * values.length) - 1]];
+    const [low, high] = [Math.min(values[0], ...heldOut), Math.max(values[Math.ceil(0.96 * values.length) - 1], ...heldOut)];
     const power = 10 ** Math.floor(Math.log10(Math.max(high - low, 1e-3)));
     const step = (high - low) / power < 2 ? power / 5 : (high - low) / power < 5 ? power / 2 : power;  // round ends, so that the ticks are
     return { min: Math.floor(low / step) * step, max: Math.ceil(high / step) * step };
