@@ -29,6 +29,21 @@ bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTrans
 
 }  // namespace
 
+DensityGap density_gap(const DensityScore& score, double training, double training_error, bool plane) {
+  constexpr double kMost = 0.03;  // bits per dimension
+  DensityGap result{.training = training, .training_error = training_error};
+  const double gap = score.bits - training;
+  const double most = plane ? kMost * 2 * std::numbers::ln2 : kMost;  // nats of a point's two numbers
+  const double chance = 2 * std::hypot(score.standard_error, training_error);
+  if (std::isfinite(training) && !(gap <= most) && !(gap <= chance)) {  // also where the held-out figure is not a number
+    result.warning =
+        "Held-out minus training loss is" + number_text(" %.4f", gap) + (plane ? " nats" : " bits/dim") +
+        number_text(" (%.4f", score.bits) + number_text(" - %.4f)", training) + number_text(", above %.2f", most) +
+        ": what is judged is worse than what was trained. Overfitting, or a training estimator (log_det) that is too optimistic.";
+  }
+  return result;
+}
+
 RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane) {
   const at::Tensor errors = (back.x - x).abs().flatten(1).amax(1).to(at::kDouble).cpu();
   RoundTrip result{.error = errors.max().item<double>() / (plane ? 1 : 256)};

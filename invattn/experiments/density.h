@@ -27,6 +27,17 @@ struct DensityScore {
   double seconds = 0;
 };
 
+/// What is judged beside what was trained: the unbiased figure of the held-out images (DensityScore) and the training loss, of augmented
+/// training images by the training's own estimator, mean over the steps that the judged weights are the average of (and at least those of a
+/// report).
+struct DensityGap {
+  double training = 0;        ///< the training loss, in the unit of the score
+  double training_error = 0;  ///< its standard error
+  std::string warning{};      ///< a line where held-out minus training is above 0.03 bits/dim and twice its standard error; else empty
+};
+
+DensityGap density_gap(const DensityScore& score, double training, double training_error, bool plane);
+
 /// How a flow undid samples. Where a block's constant is above 1 two images may have one result, and a solver may converge to the other:
 /// an image is undone where its inverse converged and is the same to half a grey level (points of the plane: to 0.01).
 struct RoundTrip {
@@ -62,7 +73,7 @@ struct DensityRun {
   RunSettings run{};
   double time_limit = 0;            ///< seconds after which the training saves and stops; 0: none
   std::filesystem::path weights{};  ///< a checkpoint whose weights a new training starts from
-  bool weights_only = false;        ///< with each checkpoint also weights.safetensors: the averaged weights alone, in bfloat16
+  bool weights_only = false;        ///< with each checkpoint also weights.safetensors: the flow as it would be judged then, in bfloat16
   int64_t shard_bytes = 0;          ///< of checkpoints; 0: one file
   std::filesystem::path trace{};    ///< where a timeline of one early step goes, one in which the guard looks; none: no timeline
 };
@@ -71,6 +82,7 @@ struct DensityOutcome {
   bool finished = false;  ///< false: the time limit came first
   int64_t step = 0;
   DensityScore validation{};            ///< of the finished flow, on the images held out
+  DensityGap gap{};                     ///< the training loss beside it
   std::vector<std::string> promises{};  ///< the certificates of its attention blocks
   std::filesystem::path model{};
   std::filesystem::path picture{};  ///< empty where no samples are wanted
@@ -78,7 +90,8 @@ struct DensityOutcome {
 };
 
 /// Trains a flow and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, samples/, and at the end
-/// model.safetensors, results.json and the report. A run that is resumed may have more steps than before. Ctrl-C stops between two steps,
+/// model.safetensors, results.json and the report. What is judged, certified and saved is the JudgedFlow: averaged weights with statistics
+/// of their own. A run that is resumed may have more steps than before. Ctrl-C stops between two steps,
 /// with everything saved, by the exception Interrupted. A loss that is not a number takes the training back to its last checkpoint with half
 /// the learning rate; the third time it is an Error(kNotConverged).
 DensityOutcome train_density(const DensityOptions& options, const DensityRun& run);

@@ -81,14 +81,14 @@ at::Tensor augmented(const at::Tensor& images, bool flip, int64_t crop) {
   const auto numbers = at::TensorOptions().dtype(at::kFloat).device(images.device());
   if (flip) result = at::where(at::rand({batch, 1, 1, 1}, numbers) < 0.5, result.flip(3), result);
   if (crop > 0) {
-    const auto wide = at::constant_pad_nd(result, {crop, crop, crop, crop});
-    const auto places = [&](int64_t size) {  // (B, size): the rows or columns of the padded image to take
-      const auto start = at::randint(0, 2 * crop + 1, {batch, 1}, numbers.dtype(at::kLong));
-      return start + at::arange(size, start.options());
+    const auto places = [&](int64_t size) {  // (B, size): the rows or columns to take, as if the image went on as in a mirror at its edge
+      const auto move = at::randint(-crop, crop + 1, {batch, 1}, numbers.dtype(at::kLong));
+      const auto place = (move + at::arange(size, move.options())).remainder(2 * size);
+      return at::minimum(place, 2 * size - 1 - place);
     };
     const auto rows = places(images.size(2)).view({batch, 1, images.size(2), 1});
     const auto columns = places(images.size(3)).view({batch, 1, 1, images.size(3)});
-    result = wide.gather(2, rows.expand({-1, images.size(1), -1, wide.size(3)}))
+    result = result.gather(2, rows.expand({-1, images.size(1), -1, images.size(3)}))
                  .gather(3, columns.expand({-1, images.size(1), images.size(2), -1}));
   }
   return result;

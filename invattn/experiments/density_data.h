@@ -27,7 +27,8 @@ at::Tensor load_test_data(const DensityOptions& options, int64_t count);
 /// What the flow is given: images as grey levels with uniform noise, 0..256, drawn from torch's generator; points as they are.
 at::Tensor flow_input(const at::Tensor& data, bool channels_last);
 
-/// Images (B, C, H, W) of any type mirrored at random, and moved at random by at most `crop` pixels; without waiting for a device.
+/// Images (B, C, H, W) of any type mirrored at random, and moved at random by at most `crop` pixels, with what comes in from the edge the
+/// image's mirror image, edge pixels twice (padding "symmetric"); without waiting for a device.
 at::Tensor augmented(const at::Tensor& images, bool flip, int64_t crop);
 
 }  // namespace invattn

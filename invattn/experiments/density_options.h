@@ -103,7 +103,7 @@ struct DensityOptions {
   GuardOptions guard{.iterations = 4};  ///< every batch has other images: one iteration from the vectors of the last would fall short
   int64_t measured_images = 256;        ///< training images on which the constants of attention blocks are measured at the end; 0: all
   bool flip = true;                     ///< images are mirrored at random
-  int64_t crop = 0;                     ///< images are moved at random by so many pixels at most, black coming in from the edge
+  int64_t crop = 0;                     ///< images are moved at random by so many pixels at most, mirrored at the edge
   DensityPrecision precision = DensityPrecision::kTf32;
   bool channels_last = true;      ///< memory layout of images
   bool capture = true;            ///< a training step on a GPU is one launch
@@ -130,7 +130,7 @@ struct DensityOptions {
     field("guard", self.guard, "how attention blocks of policy guarded are held");
     field("measured_images", self.measured_images, "training images on which their constants are measured at the end; 0: all");
     field("flip", self.flip, "mirror images at random");
-    field("crop", self.crop, "move images at random by so many pixels at most");
+    field("crop", self.crop, "move images at random by so many pixels at most, mirrored at the edge");
     field("precision", self.precision, "of convolutions while training on a GPU: float32, tf32 or bf16");
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");

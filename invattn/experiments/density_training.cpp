@@ -27,11 +27,13 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/archive.h"
+#include "invattn/nn/evaluating.h"
 #include "invattn/report/report.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/fast_convolutions.h"
 #include "invattn/train/interrupt.h"
+#include "invattn/train/judged_flow.h"
 #include "invattn/train/progress.h"
 #include "invattn/train/trace.h"
 
@@ -45,6 +47,8 @@ using nlohmann::ordered_json;
 constexpr const char* kOrigin = "density";
 constexpr int kBackOffs = 3;  // times that a training that went astray starts again from its last checkpoint
 constexpr int64_t kPlanePixels = 200;
+constexpr const char* kTrainingLoss = "training_loss";  // in checkpoints
+constexpr int64_t kStatisticsImages = 2048;             // training images on which the statistics of what is judged are measured
 
 /// What a step adds up, on the device: bits per dimension, penalty, norm of the gradient; and the largest local constant since the last
 /// report.
@@ -65,13 +69,14 @@ class Training {
     train_ = data.train.to(device_);
     at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
     flow_ = Flow(options.flow);
-    if (!run.weights.empty()) start_from(run.weights);
     flow_->to(device_);
+    if (!run.weights.empty()) start_from(run.weights);
     if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
     optimizer_ = std::make_unique<Optimizer>(*flow_, options.optimizer);
     guard_ = std::make_unique<Guard>(*flow_, options.guard);
     batches_.emplace(train_.size(0), options.batch, options.seed, device_);
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
+    loss_.emplace(std::max(options.optimizer.average, 1 - 1 / static_cast<double>(options.report_every)), device_);
     if (std::filesystem::exists(checkpoint_path())) restore();
     trim_metrics(folder_, step_, kOrigin);
   }
@@ -146,12 +151,22 @@ class Training {
     return static_cast<double>(reserved[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak) / (1 << 20);
   }
 
-  /// Weights of another training: the averaged ones where it had such.
+  /// Weights of another training: the averaged ones where it had such, with statistics that belong to them.
   void start_from(const std::filesystem::path& path) {
     const Checkpoint checkpoint = load_checkpoint(path);
     restore_network(checkpoint, *flow_, path.string());
-    restore_average(checkpoint, *flow_, path.string());
+    const Evaluating evaluating(*flow_);
+    change_weights(*flow_, statistics_images(), options_.batch, [&] { restore_average(checkpoint, *flow_, path.string()); });
   }
+
+  /// Batches of the training, but the same at each call.
+  at::Tensor statistics_images() const {
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "statistics"));  // a step sets its own
+    const int64_t batches = std::max<int64_t>(1, std::min(kStatisticsImages, train_.size(0)) / options_.batch);
+    return flow_input(inputs(train_.slice(0, 0, std::min(batches * options_.batch, train_.size(0)))), /*channels_last=*/false);
+  }
+
+  at::Tensor inputs(const at::Tensor& some) const { return plane_ ? some : augmented(some, options_.flip, options_.crop); }
 
   // ---- one step
 
@@ -204,8 +219,7 @@ class Training {
 
   void work(int64_t terms, bool guarded) {
     optimizer_->zero_grad();
-    const at::Tensor some = train_.index_select(0, batches_->numbers());
-    const at::Tensor x = flow_input(plane_ ? some : augmented(some, options_.flip, options_.crop), options_.channels_last);
+    const at::Tensor x = flow_input(inputs(train_.index_select(0, batches_->numbers())), options_.channels_last);
     const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
     const at::Tensor loss = -log_prob / unit();
     const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
@@ -214,6 +228,7 @@ class Training {
     if (guarded) guard_->hold();
     const at::NoGradGuard no_grad;
     sums_[kBits].add_(loss.detach());
+    loss_->add(loss);
     if (optimizer_->gradient_norm().defined()) sums_[kGradientNorm].add_(optimizer_->gradient_norm());
     if (!guarded) return;
     sums_[kPenalty].add_(penalty.detach());
@@ -253,21 +268,36 @@ class Training {
 
   void append(const ordered_json& line) const { append_metrics(folder_, line.dump(), kOrigin); }
 
-  /// The held-out images and some samples, by the averaged weights where there are such.
+  /// The flow as it would be saved now: what is judged, certified and saved lives within this.
+  JudgedFlow judged() { return {*flow_, *optimizer_, statistics_images(), options_.batch}; }
+
+  /// The held-out images and some samples, by the flow as it would be saved now.
   void look() {
-    optimizer_->swap_average();
-    flow_->eval();
+    const JudgedFlow now = judged();
     const DensityScore score = score_validation(std::min<int64_t>(options_.validation_images, 500));
-    append({{"step", step_},
-            {"validation", json_number(score.bits)},
-            {"validation_error", json_number(score.standard_error)},
-            {"seconds", json_number(seconds_)}});
+    const DensityGap gap = record(score, /*last=*/false);
     const std::filesystem::path path = draw_samples();
     progress_.keep("step " + std::to_string(step_) + ": " + number_text("%.4f", score.bits) +
                    number_text(" +- %.4f ", score.standard_error) + unit_name() + " on " + std::to_string(score.images) + " held-out " +
-                   (plane_ ? "points" : "images") + (path.empty() ? "" : ", samples in " + path.string()));
-    flow_->train();
-    optimizer_->swap_average();
+                   (plane_ ? "points" : "images") + number_text(", training loss %.4f", gap.training) +
+                   (path.empty() ? "" : ", samples in " + path.string()));
+    if (!gap.warning.empty()) progress_.keep(gap.warning);
+  }
+
+  /// A line of metrics.jsonl with the held-out figure beside the training loss.
+  DensityGap record(const DensityScore& score, bool last) {
+    const auto [training, error] = loss_->mean();
+    DensityGap gap = density_gap(score, training, error, plane_);
+    ordered_json line{{"step", step_},
+                      {"validation", json_number(score.bits)},
+                      {"validation_error", json_number(score.standard_error)},
+                      {"training", json_number(gap.training)},
+                      {"training_error", json_number(gap.training_error)}};
+    if (!gap.warning.empty()) line["warning"] = gap.warning;
+    if (last) line["final"] = true;  // a training that goes on leaves it out
+    line["seconds"] = json_number(seconds_);
+    append(line);
+    return gap;
   }
 
   DensityScore score_validation(int64_t undone) {
@@ -300,10 +330,15 @@ class Training {
     add_training(checkpoint, *flow_, *optimizer_);
     add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
+    checkpoint.tensors.emplace(kTrainingLoss, loss_->state());
     checkpoint.notes["progress"] =
         ordered_json{{"step", step_}, {"seconds", seconds_}, {"caution", caution_}, {"back_offs", back_offs_}}.dump();
     save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = run_.shard_bytes});
-    if (run_.weights_only) save_checkpoint(folder_ / "weights.safetensors", weights_only(checkpoint), {.shard_bytes = run_.shard_bytes});
+    if (!run_.weights_only) return;
+    const JudgedFlow now = judged();
+    Checkpoint weights{.tensors = {}, .notes = checkpoint.notes};
+    add_network(weights, *flow_);
+    save_checkpoint(folder_ / "weights.safetensors", weights_only(weights), {.shard_bytes = run_.shard_bytes});
   }
 
   void restore() {
@@ -313,6 +348,9 @@ class Training {
     restore_guard(checkpoint, *guard_);
     try {
       sums_.copy_(checkpoint.tensors.at("sums"));
+      // Trainings of an older version have none: it begins here.
+      const auto loss = checkpoint.tensors.find(kTrainingLoss);
+      loss_->restore(loss != checkpoint.tensors.end() ? loss->second : at::zeros_like(loss_->state()));
       const json progress = parse_json(checkpoint.notes.at("progress"), origin);
       step_ = progress.at("step").get<int64_t>();
       seconds_ = progress.at("seconds").get<double>();
@@ -347,8 +385,7 @@ class Training {
   // ---- the end
 
   DensityOutcome finish() {
-    optimizer_->swap_average();
-    flow_->eval();
+    const JudgedFlow now = judged();
     DensityOutcome outcome{.finished = true, .step = step_};
     if (guard_->size() > 0) {
       progress_.show("measuring the local constants of the attention");
@@ -365,6 +402,7 @@ class Training {
     invattn::save(outcome.model, *flow_);
     std::filesystem::remove(folder_ / "evaluation.json");  // of the model before this one
     outcome.validation = score_validation(options_.evaluation.inverse_images);
+    outcome.gap = record(outcome.validation, /*last=*/true);
     outcome.picture = draw_samples();
     const ordered_json results{{"finished", true},
                                {"data", options_.data},
@@ -379,6 +417,8 @@ class Training {
                                {"memory_mib", json_number(memory_)},
                                {"unit", unit_name()},
                                {"validation", ordered_json::parse(to_json(outcome.validation))},
+                               {"training_loss", json_number(outcome.gap.training)},
+                               {"warning", outcome.gap.warning},
                                {"certificates", outcome.promises},
                                {"made_with", ordered_json::parse(made_with(run_.run))}};
     write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
@@ -399,6 +439,7 @@ class Training {
   std::unique_ptr<Guard> guard_;
   std::optional<Batches> batches_;
   at::Tensor sums_;  // (kFigures), since the last report
+  std::optional<TrainingLoss> loss_;
   StepTrace trace_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks
   int64_t step_ = 0;

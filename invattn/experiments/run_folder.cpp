@@ -50,8 +50,8 @@ void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string
   std::string kept;
   for (std::string line; std::getline(in, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && entry["step"].get<int64_t>() <= step)
-      kept += line + "\n";
+    const bool line_of_step = entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && !entry.contains("final");
+    if (line_of_step && entry["step"].get<int64_t>() <= step) kept += line + "\n";
   }
   write_file_atomically(folder / "metrics.jsonl", kept, origin);
 }

@@ -26,7 +26,8 @@ bool open_run_folder(const RunSettings& settings, std::string_view origin);
 /// Adds a line, a JSON object with its "step", to metrics.jsonl of the folder.
 void append_metrics(const std::filesystem::path& folder, const std::string& line, std::string_view origin);
 
-/// Leaves out the lines of steps after `step`, which a resumed training will write again, and what is not a line.
+/// Leaves out the lines of steps after `step` and those of the end ("final"), which a resumed training will write again, and what is not a
+/// line.
 void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string_view origin);
 
 }  // namespace invattn

@@ -1,13 +1,22 @@
 #include "invattn/experiments/training_parts.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "invattn/core/seed.h"
+#include "invattn/train/optimizer.h"
 
 namespace invattn {
+namespace {
+
+constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
 
 Batches::Batches(int64_t images, int64_t batch, int64_t seed, at::Device device)
     : images_(images), seed_(seed), numbers_(at::zeros({batch}, at::TensorOptions().dtype(at::kLong).device(device))) {}
@@ -24,6 +33,25 @@ void Batches::choose(int64_t step) {
     epoch_ = epoch;
   }
   numbers_.copy_(order_.narrow(0, (step % per_epoch()) * batch, batch));
+}
+
+TrainingLoss::TrainingLoss(double decay, at::Device device)
+    : decay_(decay), state_(at::zeros({4}, at::TensorOptions().dtype(at::kDouble).device(device))) {}
+
+void TrainingLoss::add(const at::Tensor& loss) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = loss.to(at::kDouble);
+  const at::Tensor share = averaging_share(state_[0].add_(1), decay_);
+  state_.narrow(0, 1, 2).lerp_(at::stack({value, value.square()}), share);
+  state_[3].mul_((1 - share).square()).add_(share.square());
+}
+
+TrainingLoss::Mean TrainingLoss::mean() const {
+  const at::Tensor state = state_.cpu();
+  const auto number = [&](int64_t i) { return state[i].item<double>(); };
+  if (number(0) == 0) return {.value = kNoNumber, .standard_error = kNoNumber};
+  const double variance = std::max(number(2) - number(1) * number(1), 0.0);
+  return {.value = number(1), .standard_error = std::sqrt(variance * number(3))};
 }
 
 int64_t parameter_count(const torch::nn::Module& network) {

@@ -32,6 +32,31 @@ class Batches {
   int64_t epoch_ = -1;
 };
 
+/// The mean training loss of the last steps, each with its share in an average of the weights (`averaging_share`): what a figure of averaged
+/// weights is to be compared with, also while the loss falls.
+class TrainingLoss {
+ public:
+  TrainingLoss(double decay, at::Device device);
+
+  /// Without waiting for the device.
+  void add(const at::Tensor& loss);
+
+  /// Of independent steps; both not a number before the first.
+  struct Mean {
+    double value;
+    double standard_error;
+  };
+  Mean mean() const;
+
+  /// (4) float64: what a training that goes on has to remember; zeros before the first step.
+  const at::Tensor& state() const { return state_; }
+  void restore(const at::Tensor& state) { state_.copy_(state); }
+
+ private:
+  double decay_;
+  at::Tensor state_;  // (4): the steps; the means of their losses and of the squares of those; the sum of their squared shares
+};
+
 /// So many of the images there are as an option wants; 0: all.
 inline int64_t chosen_count(int64_t wanted, int64_t images) { return wanted > 0 ? std::min(wanted, images) : images; }
 

@@ -47,26 +47,48 @@ void ActNormImpl::check(const at::Tensor& x) const {
 at::Tensor ActNormImpl::forward(const at::Tensor& x) {
   check(x);
   if (is_training() && x.numel() > 0) {
-    if (!seen_) {
-      start(x);
-    } else if (options_.follow > 0 && !recomputing()) {
-      follow(x);
-    }
+    const bool first = !seen_ && start(x);
+    if (!first && options_.follow > 0 && !recomputing()) follow(x);
   }
   return (x + per_channel(shift_)) * per_channel(log_scale_.exp());
 }
 
-void ActNormImpl::start(const at::Tensor& x) {
-  if (started_.item<double>() == 0) {
-    at::NoGradGuard no_grad;
+bool ActNormImpl::start(const at::Tensor& x) {
+  const bool first = started_.item<double>() == 0;
+  if (first) {
     const auto [shift, log_scale] = standardising(x);
     require(shift.isfinite().all().item<bool>() && log_scale.isfinite().all().item<bool>(), "ActNorm",
             "expected a finite first batch to start from, got NaN or infinity.");
-    shift_.copy_(shift);
-    log_scale_.copy_(log_scale);
-    started_.fill_(1);
+    set(shift, log_scale);
   }
   seen_ = true;
+  return first;
+}
+
+void ActNormImpl::settle(const std::vector<at::Tensor>& batches) {
+  int64_t images = 0;
+  for (const auto& x : batches) {
+    check(x);
+    images += x.numel() > 0 ? x.size(0) : 0;
+  }
+  require(images > 0, "ActNorm", "expected images to measure, got none.");
+  auto shift = at::zeros_like(shift_);
+  auto log_scale = at::zeros_like(log_scale_);
+  for (const auto& x : batches) {
+    if (x.numel() == 0) continue;
+    const auto of_batch = standardising(x);
+    const double share = static_cast<double>(x.size(0)) / static_cast<double>(images);
+    shift.add_(of_batch.first, share);
+    log_scale.add_(of_batch.second, share);
+  }
+  set(shift, log_scale);
+}
+
+void ActNormImpl::set(const at::Tensor& shift, const at::Tensor& log_scale) {
+  at::NoGradGuard no_grad;
+  shift_.copy_(shift);
+  log_scale_.copy_(log_scale);
+  started_.fill_(1);
 }
 
 void ActNormImpl::follow(const at::Tensor& x) {

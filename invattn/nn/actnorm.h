@@ -2,6 +2,8 @@
 
 #include <torch/nn/pimpl.h>
 
+#include <vector>
+
 #include "invattn/nn/bijection.h"
 
 namespace invattn {
@@ -20,7 +22,8 @@ struct ActNormOptions {
 
 /// y = (x + shift) exp(log_scale), per channel. The first batch in training mode sets both so that y has mean 0 and variance 1. Then they
 /// are weights like others; or, with `follow`, every batch in training mode moves them a little towards what would make it so, and no
-/// gradient does: what lies behind is given numbers of the same size however the layers before it change.
+/// gradient does: what lies behind is given numbers of the same size however the layers before it change. They are then statistics of the
+/// weights that were trained: other weights, such as an average of them, need others (change_weights in train/judged_flow.h).
 class ActNormImpl : public BijectionImpl {
  public:
   explicit ActNormImpl(ActNormOptions options);
@@ -33,9 +36,16 @@ class ActNormImpl : public BijectionImpl {
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
 
+  bool follows() const { return options_.follow > 0; }
+
+  /// Sets scale and shift to where following these batches, again and again and slowly, would take them: the mean over the batches of what
+  /// would give each of them mean 0 and variance 1, larger ones counting more.
+  void settle(const std::vector<at::Tensor>& batches);
+
  private:
   void check(const at::Tensor& x) const;
-  void start(const at::Tensor& x);
+  bool start(const at::Tensor& x);  // false where it was started in another process
+  void set(const at::Tensor& shift, const at::Tensor& log_scale);
   void follow(const at::Tensor& x);
 
   ActNormOptions options_;

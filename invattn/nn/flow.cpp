@@ -17,6 +17,7 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/residual.h"
+#include "invattn/ops/full_precision.h"
 
 namespace invattn {
 namespace {
@@ -309,6 +310,25 @@ Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const
     if (!is_converged(statuses[i])) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
   }
   return solution;
+}
+
+void FlowImpl::measure_statistics(const at::Tensor& x, int64_t batch) {
+  if (options_.attention == FlowAttention::kNone || options_.attention_follow == 0) return;
+  require(!is_training(), "Flow", "expected evaluation mode to measure statistics in, got training. Call eval() first.");
+  require(batch > 0, "Flow", "expected a batch of 1 or more, got ", batch, ".");
+  const at::NoGradGuard no_grad;
+  const FullPrecision precise;
+  run(x, [&](std::size_t i, const at::Tensor& y) {
+    // Part by part for all batches: what lies between parts is small, what lies inside them is not.
+    auto batches = y.split(batch);
+    for (const auto& block : scales_[i].blocks->parts()) {
+      for (const auto& part : dynamic_cast<SequentialImpl&>(*block).parts()) {
+        if (auto* norm = dynamic_cast<ActNormImpl*>(part.get()); norm != nullptr && norm->follows()) norm->settle(batches);
+        for (auto& some : batches) some = part->forward(some);
+      }
+    }
+    return at::cat(batches);
+  });
 }
 
 void FlowImpl::train_in(std::optional<at::ScalarType> type) {

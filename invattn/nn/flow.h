@@ -187,6 +187,11 @@ class FlowImpl : public BijectionImpl {
   /// Latents with this seed, (count, D, 1, 1): what `sample` inverts.
   at::Tensor draw_latents(int64_t count, double temperature, int64_t seed) const;
 
+  /// Sets the scales and shifts that follow batches (`attention_follow`) to where batches of so many of these images would take them under the
+  /// present weights (ActNormImpl::settle), in the order of the flow: each is measured behind the ones before it. In evaluation mode. Without
+  /// such scales it does nothing.
+  void measure_statistics(const at::Tensor& x, int64_t batch);
+
   /// See ConvolutionImpl::train_in.
   void train_in(std::optional<at::ScalarType> type);
 

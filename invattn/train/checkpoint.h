@@ -29,7 +29,8 @@ void add_network(Checkpoint& checkpoint, const torch::nn::Module& network);
 /// one: of any floating-point type); else an Error(kData) of `origin`, the name of the file, and the network is unchanged.
 void restore_network(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin);
 
-/// Puts the running average of the weights in their place, where the checkpoint has one; false where it has none.
+/// Puts the average of the weights in their place, where the checkpoint has one; false where it has none. Buffers stay: what an
+/// ActNorm follows has to change with the weights (change_weights in train/judged_flow.h).
 bool restore_average(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin);
 
 /// The network and the state of its optimiser, as "optimizer.<name>".
@@ -49,6 +50,7 @@ std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::
 
 /// The network, by the average of its weights where there is one, and the notes alone, with floating-point tensors in bfloat16 (but for the
 /// few numbers of the smallest ones): enough to use the network, an eighth of a training with an average. No training can go on from it.
+/// Buffers are as they are in the checkpoint: a flow whose ActNorms follow is added to it while it is judged (JudgedFlow).
 /// Rounding moves norms a little: project the network after restoring it, before anything is certified.
 Checkpoint weights_only(const Checkpoint& checkpoint);
 

@@ -31,6 +31,11 @@ std::vector<at::Tensor> divided(const std::vector<at::Tensor>& gradients, const 
 
 }  // namespace
 
+at::Tensor averaging_share(const at::Tensor& steps, double decay) {
+  constexpr double kWindow = 10;  // while it grows, about a tenth of the steps so far count
+  return (kWindow / (steps + (kWindow - 1))).clamp_min(1 - decay);
+}
+
 void OptimizerOptions::validate() const {
   require(learning_rate > 0 && std::isfinite(learning_rate), kOrigin, "expected a positive learning_rate, got ", learning_rate, ".");
   for (const auto& [name, value] : {std::pair{"beta1", beta1}, std::pair{"beta2", beta2}, std::pair{"average", average}}) {
@@ -122,7 +127,12 @@ void Optimizer::step() {
     at::_foreach_mul_(changes, rate);
     at::_foreach_sub_(weights, changes);
   }
-  if (!averages.empty()) at::_foreach_lerp_(averages, averaged, 1 - options_.average);
+  if (averages.empty()) return;
+  auto share = averaging_share(steps_, options_.average);
+  if (skipped.defined()) share = at::where(skipped > 0, 0, share);
+  auto differences = at::_foreach_sub(averaged, averages);
+  at::_foreach_mul_(differences, share.to(averages.front().scalar_type()));
+  at::_foreach_add_(averages, differences);
 }
 
 void Optimizer::swap_average() {

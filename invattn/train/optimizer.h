@@ -34,7 +34,7 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double clip_norm = 0;  ///< gradients longer than this, all together, are shortened to it; 0: never
-  double average = 0;    ///< a running average of the weights keeps this much of itself per step; 0: no average
+  double average = 0;    ///< decay a of the average of the weights; 0: no average
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
@@ -44,15 +44,22 @@ struct OptimizerOptions {
     field("beta2", self.beta2, "how much of the gradient's size is kept per step");
     field("epsilon", self.epsilon, "added to that size");
     field("clip_norm", self.clip_norm, "longest gradient, all weights together; 0: any");
-    field("average", self.average, "how much of the running average of the weights is kept per step; 0: no average");
+    field("average", self.average, "decay of the average of the weights, at most 1 - 10 / (t + 9) in step t; 0: no average");
   }
 
   /// Throws a usage error that names the first field out of range.
   void validate() const;
 };
 
+/// The share of step t = 1, 2, … in an average with this decay, a_t = a_(t-1) + share (w_t - a_(t-1)): max(1 - decay, 10 / (t + 9)). It is 1 in the
+/// first step, so that what was before has no part in the average; until 1 - decay is larger, the average reaches back over about a tenth of the
+/// steps so far. `steps`: () on any device, which is not waited for.
+at::Tensor averaging_share(const at::Tensor& steps, double decay);
+
 /// Adam and Adamax over the weights of a network in a handful of launches, whatever their number, with nothing on the host: a step can be
 /// captured (CapturedStep). Weights without a gradient are left alone. With clipping on, a step whose gradient is not finite changes nothing.
+///
+/// The average of the weights is a weighted mean of those after each step, with weights that add up to 1 (`averaging_share`).
 class Optimizer {
  public:
   Optimizer(const torch::nn::Module& network, const OptimizerOptions& options);

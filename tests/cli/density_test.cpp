@@ -2,7 +2,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -256,6 +258,114 @@ TEST_F(Density, WeightsAloneStartAnotherTraining) {
   const auto other =
       train("third", {"--set", "steps=2", "--set", "flow.hidden=7", "--weights", (folder / "first/weights.safetensors").string()});
   EXPECT_EQ(other.exit_code, 4) << "another architecture";
+}
+
+/// Gaussian attention whose scale follows, and averaged weights that are far from the last ones.
+class Following : public Density {
+ protected:
+  ToolResult train_following(const std::string& out, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {"--set", "flow.attention=gaussian",      "--set", "flow.attention_follow=0.9",
+                                          "--set", "flow.attention_blocks=[1,1]",  "--set", "optimizer.average=0.98",
+                                          "--set", "optimizer.learning_rate=0.02", "--set", "samples=0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return train(out, arguments);
+  }
+
+  /// What ActNorms follow, by name.
+  static std::map<std::string, at::Tensor> statistics(const std::map<std::string, at::Tensor>& tensors) {
+    std::map<std::string, at::Tensor> result;
+    for (const auto& [name, tensor] : tensors) {
+      const auto key = name.starts_with("network.") ? name.substr(8) : name;
+      // Behind the one convolution block of each scale.
+      for (const char* wanted : {"scale0.1.0.shift", "scale0.1.0.log_scale", "scale1.1.0.shift", "scale1.1.0.log_scale"}) {
+        if (key == wanted) result.emplace(key, tensor);
+      }
+    }
+    EXPECT_EQ(result.size(), 4U);
+    return result;
+  }
+
+  static double apart(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b) {
+    double largest = 0;
+    for (const auto& [name, tensor] : a) largest = std::max(largest, (tensor - b.at(name)).abs().max().item<double>());
+    return largest;
+  }
+};
+
+TEST_F(Following, LooksAndWeightsAloneLeaveTheTrainingAsItIs) {
+  ASSERT_EQ(train_following("plain", {"--set", "steps=7"}).exit_code, 0);
+  ASSERT_EQ(train_following("looked", {"--set", "steps=7", "--set", "evaluate_every=2", "--set", "save_minutes=1e-9", "--weights-only"})
+                .exit_code,
+            0);
+  const auto plain = checkpoint("plain");
+  for (const auto& [name, tensor] : checkpoint("looked")) EXPECT_TRUE(at::equal(tensor, plain.at(name))) << name;
+  const auto model = [this](const std::string& out) { return read_safetensors(folder / out / "model.safetensors").tensors; };
+  for (const auto& [name, tensor] : model("looked")) EXPECT_TRUE(at::equal(tensor, model("plain").at(name))) << name;
+
+  // What is saved has statistics of its own, also in the weights alone.
+  const auto own = statistics(model("looked"));
+  EXPECT_GT(apart(own, statistics(plain)), 1e-2);
+  EXPECT_LT(apart(statistics(load_checkpoint(folder / "looked/weights.safetensors").tensors), own), 5e-3) << "but for rounding";
+}
+
+TEST_F(Following, ATrainingThatGoesOnKeepsTheStatisticsOfItsWeights) {
+  ASSERT_EQ(train_following("whole", {"--set", "steps=8", "--set", "evaluate_every=3"}).exit_code, 0);
+  ASSERT_EQ(train_following("parts", {"--set", "steps=5", "--set", "evaluate_every=3"}).exit_code, 0);
+  ASSERT_EQ(run({"train", "--resume", "--out", "parts", "--set", "steps=8", "--device", "cpu", "--threads", "1"}).exit_code, 0);
+  expect_same_training("parts", "whole");
+  const auto model = [this](const std::string& out) { return read_safetensors(folder / out / "model.safetensors").tensors; };
+  for (const auto& [name, tensor] : model("parts")) EXPECT_TRUE(at::equal(tensor, model("whole").at(name))) << name;
+}
+
+TEST_F(Following, WeightsOfACheckpointStartWithStatisticsOfTheirOwn) {
+  ASSERT_EQ(train_following("first", {"--set", "steps=7", "--weights-only"}).exit_code, 0);
+  const auto raw = statistics(checkpoint("first"));
+  const auto own = statistics(read_safetensors(folder / "first/model.safetensors").tensors);
+  for (const std::string file : {"checkpoint", "weights"}) {
+    // Statistics that hardly follow any more show what they began with.
+    const auto second = train_following(file, {"--set", "steps=1", "--set", "flow.attention_follow=0.9999999", "--weights",
+                                               (folder / "first" / (file + ".safetensors")).string()});
+    ASSERT_EQ(second.exit_code, 0) << second.err;
+    EXPECT_LT(apart(statistics(checkpoint(file)), own), file == "weights" ? 5e-3 : 1e-5) << file;
+    EXPECT_GT(apart(statistics(checkpoint(file)), raw), 1e-2) << file;
+  }
+}
+
+TEST_F(Density, ATrainingOfAnOlderVersionGoesOn) {
+  ASSERT_EQ(train("run", {"--set", "steps=3"}).exit_code, 0);
+  auto older = load_checkpoint(folder / "run/checkpoint.safetensors");
+  EXPECT_EQ(older.tensors.erase("training_loss"), 1U);
+  save_checkpoint(folder / "run/checkpoint.safetensors", older);
+  const auto resumed = run({"train", "--resume", "--out", "run", "--set", "steps=5", "--device", "cpu", "--threads", "1"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(checkpoint("run").at("training_loss")[0].item<double>(), 2) << "the loss is that of the steps since";
+}
+
+TEST_F(Density, TrainingLossAndHeldOutFigureStandSideBySide) {
+  const auto trained = train("run", {"--set", "steps=6", "--set", "evaluate_every=3", "--set", "samples=0"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_NE(trained.err.find("held-out images, training loss "), std::string::npos) << trained.err;
+  EXPECT_NE(trained.out.find("\ntraining loss       "), std::string::npos) << trained.out;
+  std::ifstream lines(folder / "run/metrics.jsonl");
+  std::vector<nlohmann::json> looks;
+  for (std::string line; std::getline(lines, line);) {
+    if (auto row = nlohmann::json::parse(line); row.contains("validation")) looks.push_back(std::move(row));
+  }
+  ASSERT_EQ(looks.size(), 2U);
+  EXPECT_FALSE(looks[0].contains("final"));
+  EXPECT_TRUE(looks[1].at("final").get<bool>());
+  const auto results = nlohmann::json::parse(read_plainly(folder / "run/results.json"));
+  EXPECT_EQ(looks[1].at("validation"), results.at("validation").at("bits"));
+  EXPECT_EQ(looks[1].at("training"), results.at("training_loss"));
+
+  // So few images are learnt by heart: the gap is told, line by line and on the page.
+  const auto learnt = train("learnt", {"--set", "steps=150", "--set", "train_images=4", "--set", "evaluate_every=100", "--set", "samples=0",
+                                       "--set", "optimizer.learning_rate=0.01"});
+  EXPECT_NE(learnt.exit_code, 2) << learnt.err;
+  EXPECT_NE(learnt.out.find("Held-out minus training loss is "), std::string::npos) << learnt.out;
+  EXPECT_NE(learnt.err.find("Held-out minus training loss is "), std::string::npos) << learnt.err;
+  EXPECT_NE(metrics("learnt").find("\"warning\":\"Held-out minus"), std::string::npos);
+  EXPECT_NE(read_plainly(folder / "learnt/report.html").find("Held-out minus training loss is "), std::string::npos);
 }
 
 TEST_F(Density, LossesThatAreNotNumbersEndInAnError) {

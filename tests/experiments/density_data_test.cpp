@@ -6,7 +6,9 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
@@ -69,16 +71,31 @@ TEST(DensityData, AugmentedImagesAreMirroredAndMoved) {
     }
   }
   EXPECT_TRUE(mirrored && plain);
-  const auto padded = at::constant_pad_nd(images, {2, 2, 2, 2});
-  for (int draw = 0; draw < 20; ++draw) {
-    const auto result = augmented(images, false, 2);
-    for (int64_t i = 0; i < 2; ++i) {
-      bool found = false;
-      for (int64_t dy = 0; dy <= 4; ++dy) {
-        for (int64_t dx = 0; dx <= 4; ++dx) found |= at::equal(result[i], padded[i].narrow(1, dy, 5).narrow(2, dx, 6));
+}
+
+TEST(DensityData, MovedImagesAreMirroredAtTheirEdge) {
+  const auto images = (at::arange(2 * 3 * 5 * 6) % 251 + 1).to(at::kByte).view({2, 3, 5, 6});
+  const auto padded = [](const at::Tensor& x, int64_t side, int64_t crop) {  // the edge comes twice
+    return at::cat({x.narrow(side, 0, crop).flip(side), x, x.narrow(side, x.size(side) - crop, crop).flip(side)}, side);
+  };
+  at::manual_seed(0);
+  for (const int64_t crop : {1, 2, 4}) {
+    const auto wide = padded(padded(images, 2, crop), 3, crop);
+    std::set<std::pair<int64_t, int64_t>> seen;
+    for (int draw = 0; draw < 400; ++draw) {
+      const auto result = augmented(images, false, crop);
+      for (int64_t i = 0; i < 2; ++i) {
+        bool found = false;
+        for (int64_t dy = 0; dy <= 2 * crop && !found; ++dy) {
+          for (int64_t dx = 0; dx <= 2 * crop && !found; ++dx) {
+            found = at::equal(result[i], wide[i].narrow(1, dy, 5).narrow(2, dx, 6));
+            if (found) seen.emplace(dy, dx);
+          }
+        }
+        ASSERT_TRUE(found);
       }
-      EXPECT_TRUE(found);
     }
+    EXPECT_EQ(seen.size(), static_cast<std::size_t>((2 * crop + 1) * (2 * crop + 1))) << "by up to " << crop << " pixels each way";
   }
 }
 
@@ -127,6 +144,23 @@ TEST(DensityConfigs, EveryFileInTheFolderIsAConfiguration) {
     ++files;
   }
   EXPECT_EQ(files, 4);
+}
+
+TEST(DensityGap, AHeldOutFigureFarAboveTheTrainingLossIsAWarning) {
+  const auto warning = [](double held_out, double error, double training, double training_error, bool plane = false) {
+    return density_gap({.bits = held_out, .standard_error = error}, training, training_error, plane).warning;
+  };
+  EXPECT_EQ(warning(3.52, 0.005, 3.50, 0.001), "");
+  EXPECT_EQ(warning(3.40, 0.005, 3.50, 0.001), "") << "better than in training";
+  EXPECT_NE(warning(3.54, 0.005, 3.50, 0.001).find("0.0400 bits/dim (3.5400 - 3.5000), above 0.03"), std::string::npos);
+  EXPECT_EQ(warning(3.54, 0.030, 3.50, 0.001), "") << "a few images may be harder by chance";
+  EXPECT_EQ(warning(3.54, 0.005, 3.50, 0.030), "") << "a loss that falls fast is not known well";
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NE(warning(nan, nan, 3.50, 0.001), "");
+  EXPECT_EQ(warning(3.54, 0.005, nan, nan), "") << "nothing to compare with";
+  EXPECT_EQ(warning(2.04, 0.001, 2.00, 0.001, true), "") << "nats of two dimensions";
+  EXPECT_NE(warning(2.05, 0.001, 2.00, 0.001, true).find("nats"), std::string::npos);
+  EXPECT_EQ(density_gap({.bits = 1}, 2, 3, false).training, 2);
 }
 
 TEST(RoundTrip, AnotherImageIsNotUndoneHoweverWellItConverged) {

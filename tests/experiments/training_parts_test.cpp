@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -55,6 +56,36 @@ TEST(Batches, FewImagesAreTakenSeveralTimes) {
 }
 
 TEST(TrainingParts, CountsWeights) { EXPECT_EQ(parameter_count(*torch::nn::Linear(3, 4)), 16); }
+
+TEST(TrainingLoss, IsTheMeanThatTheWeightsHave) {
+  for (const double decay : {0.0, 0.9, 0.999}) {
+    TrainingLoss loss(decay, at::kCPU);
+    EXPECT_TRUE(std::isnan(loss.mean().value) && std::isnan(loss.mean().standard_error)) << "before the first step";
+    constexpr int kSteps = 200;
+    const auto value = [](int t) { return 5 + 3.0 / t + 0.1 * std::sin(7 * t); };
+    for (int t = 1; t <= kSteps; ++t) {
+      if (t == 50) {  // goes on in another process
+        const auto state = loss.state().clone();
+        loss = TrainingLoss(decay, at::kCPU);
+        loss.restore(state);
+      }
+      loss.add(at::scalar_tensor(value(t), at::kDouble));
+    }
+    double left = 1;
+    double mean = 0;
+    double square = 0;
+    double shares = 0;
+    for (int t = kSteps; t > 0; --t) {
+      const double share = std::max(1 - decay, 10 / (t + 9.0));
+      mean += left * share * value(t);
+      square += left * share * value(t) * value(t);
+      shares += left * share * left * share;
+      left *= 1 - share;
+    }
+    EXPECT_NEAR(loss.mean().value, mean, 1e-12) << decay;
+    EXPECT_NEAR(loss.mean().standard_error, std::sqrt((square - mean * mean) * shares), 1e-6) << decay;
+  }
+}
 
 }  // namespace
 }  // namespace invattn

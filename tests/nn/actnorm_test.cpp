@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "tests/support/numerics.h"
@@ -54,6 +55,47 @@ TEST(ActNorm, FollowsBatchesThatGrow) {
   const auto log_det = norm->forward_log_det(x, SeriesLogDet{}).second.value;
   const auto exact = -(50 * deviations(x)).log().sum() * 16;
   EXPECT_NEAR(log_det[0].item<double>(), exact.item<double>(), 0.1);
+}
+
+TEST(ActNorm, FollowsTheFirstBatchOfAProcessThatGoesOn) {
+  const auto x = testing::random({16, 2, 4, 4}, 1, at::kFloat);
+  ActNorm whole(ActNormOptions{.channels = 2, .follow = 0.9});
+  whole->forward(x);
+  ActNorm again(ActNormOptions{.channels = 2, .follow = 0.9});
+  for (auto& buffer : again->named_buffers()) buffer.value().copy_(whole->named_buffers()[buffer.key()]);
+  EXPECT_TRUE(at::equal(whole->forward(3 * x), again->forward(3 * x)));
+  EXPECT_TRUE(at::equal(whole->forward(3 * x), again->forward(3 * x)));
+}
+
+TEST(ActNorm, SettlesWhereFollowingWouldTakeIt) {
+  std::vector<at::Tensor> batches;
+  for (uint64_t i = 0; i < 5; ++i) {
+    batches.push_back(std::exp(0.3 * static_cast<double>(i)) * testing::random({8, 2, 4, 4}, i) + static_cast<double>(i));
+  }
+  ActNorm following(ActNormOptions{.channels = 2, .follow = 0.999});
+  following->to(at::kDouble);
+  for (int round = 0; round < 3000; ++round) {
+    for (const auto& x : batches) following->forward(x);
+  }
+  ActNorm settled(ActNormOptions{.channels = 2, .follow = 0.999});
+  settled->to(at::kDouble);
+  EXPECT_TRUE(settled->follows());
+  settled->eval();
+  settled->settle(batches);
+  for (const auto& buffer : settled->named_buffers()) {
+    EXPECT_LT(testing::max_difference(buffer.value(), following->named_buffers()[buffer.key()]), 3e-3) << buffer.key();
+  }
+
+  settled->settle({batches[1]});
+  EXPECT_LT((deviations(settled->forward(batches[1])) - 1).abs().max().item<double>(), 1e-12) << "one batch is standardised";
+  const auto y = settled->forward(batches[0]);
+  settled->settle({batches[1].slice(0, 0, 0), batches[1]});
+  EXPECT_EQ(testing::max_difference(settled->forward(batches[0]), y), 0) << "an empty batch counts nothing";
+  EXPECT_THROW(settled->settle({}), Error);
+  EXPECT_THROW(settled->settle({at::zeros({0, 2, 4, 4}, at::kDouble)}), Error) << "nothing to measure";
+  EXPECT_THROW(settled->settle({at::zeros({1, 3, 4, 4}, at::kDouble)}), Error);
+  EXPECT_EQ(testing::max_difference(settled->forward(batches[0]), y), 0);
+  EXPECT_FALSE(ActNorm(ActNormOptions{.channels = 2})->follows());
 }
 
 TEST(ActNorm, MistakesAreNamed) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -52,6 +53,38 @@ Flow started(const FlowOptions& options, uint64_t seed = 1) {
   return flow;
 }
 
+/// With scales that follow in front of both of its attention blocks, and weights that have moved since its first batch.
+Flow following() {
+  auto options = small();
+  options.attention = FlowAttention::kGaussian;
+  options.attention_blocks = {1, 1};
+  options.attention_follow = 0.9;
+  Flow flow = started(options);
+  flow->to(at::kDouble);
+  at::NoGradGuard no_grad;
+  uint64_t seed = 70;
+  for (auto& weight : flow->parameters()) weight.add_(0.3 * random(weight.sizes(), ++seed));
+  return flow;
+}
+
+/// What the attention blocks are given, per channel, (C, B H W), in the order of the flow.
+std::vector<at::Tensor> given_to_attention(Flow& flow, const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  std::vector<InvertibleResidualImpl*> blocks;
+  for (const auto& module : flow->modules()) {
+    auto* block = dynamic_cast<InvertibleResidualImpl*>(module.get());
+    if (block != nullptr && dynamic_cast<AttentionImpl*>(&block->branch()) != nullptr) blocks.push_back(block);
+  }
+  for (auto* block : blocks) block->record(true);
+  flow->forward(x);
+  std::vector<at::Tensor> result;
+  for (auto* block : blocks) {
+    result.push_back(block->recorded().transpose(0, 1).flatten(1));
+    block->record(false);
+  }
+  return result;
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -60,6 +93,48 @@ std::string error_of(const std::function<void()>& call) {
     return error.what();
   }
   return "no error";
+}
+
+TEST(Flow, StatisticsAreThoseOfTheBatchesUnderTheWeights) {
+  auto flow = following();
+  const auto x = grey_levels({40, 1, 4, 4}, 60, at::kDouble);
+  // What attention is given has the mean 0 and in the mean over batches the log deviation 0.
+  const auto is_settled = [&](int64_t batch) {
+    const auto given = given_to_attention(flow, x);
+    EXPECT_EQ(given.size(), 2U);
+    double worst = 0;
+    for (const auto& features : given) {
+      auto log_deviation = at::zeros({features.size(0)}, features.options());
+      for (const auto& some : features.split(batch * features.size(1) / x.size(0), 1)) {
+        log_deviation += some.std(1, /*unbiased=*/false).log() * some.size(1) / features.size(1);
+      }
+      worst = std::max({worst, features.mean(1).abs().max().item<double>(), log_deviation.abs().max().item<double>()});
+    }
+    return worst < 1e-10;
+  };
+  EXPECT_FALSE(is_settled(40));
+  std::vector<at::Tensor> before;
+  for (const auto& weight : flow->parameters()) before.push_back(weight.detach().clone());
+  for (const int64_t batch : {40, 8, 7, 100}) {
+    flow->measure_statistics(x, batch);
+    EXPECT_TRUE(is_settled(std::min<int64_t>(batch, 40))) << batch;
+    flow->measure_statistics(grey_levels({10, 1, 4, 4}, 61, at::kDouble), batch);
+    EXPECT_FALSE(is_settled(std::min<int64_t>(batch, 40))) << "of other images";
+  }
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(before[i], flow->parameters()[i]));
+
+  EXPECT_THROW(flow->measure_statistics(x, 0), Error);
+  EXPECT_THROW(flow->measure_statistics(x.slice(0, 0, 0), 7), Error);
+  flow->train();
+  EXPECT_NE(error_of([&] { flow->measure_statistics(x, 7); }).find("evaluation mode"), std::string::npos);
+}
+
+TEST(Flow, WhatDoesNotFollowIsNotMeasured) {
+  Flow flow = started(small());
+  const auto x = grey_levels({8, 1, 4, 4}, 60);
+  const auto before = flow->forward(x);
+  flow->measure_statistics(grey_levels({8, 1, 4, 4}, 61), 8);
+  EXPECT_TRUE(at::equal(flow->forward(x), before));
 }
 
 TEST(Flow, LogProbIsThePriorPlusTheLogDetOfTheWholeJacobian) {

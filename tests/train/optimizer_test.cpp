@@ -1,10 +1,12 @@
 #include "invattn/train/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -150,19 +152,49 @@ TEST_P(EveryMethod, GoesOnFromItsStateToTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Methods, EveryMethod, ::testing::Values(OptimizerMethod::kAdam, OptimizerMethod::kAdamax),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
-TEST(Optimizer, AverageFollowsTheWeightsAndIsSwappedIn) {
-  auto network = make_network();
-  auto expected = network->weight.detach().clone();
-  Optimizer optimizer(*network, {.learning_rate = 1e-2, .average = 0.5});
-  for (int step = 0; step < 4; ++step) {
-    train(network, optimizer, step, 1);
-    expected = 0.5 * expected + 0.5 * network->weight.detach();
+TEST(Optimizer, TheAverageIsAMeanOfTheWeightsAfterEachStep) {
+  for (const double decay : {0.5, 0.98, 0.999}) {
+    auto network = make_network();
+    Optimizer optimizer(*network, {.learning_rate = 1e-2, .clip_norm = 1, .average = decay});
+    std::vector<at::Tensor> weights;  // after each step, in float64
+    for (int step = 0; step < 300; ++step) {
+      const bool bad = step == 0 || step == 40;  // a step that is skipped is none
+      optimizer.zero_grad();
+      loss_of(network, step).backward();
+      if (bad) network->bias.mutable_grad()[1] = std::numeric_limits<double>::quiet_NaN();
+      optimizer.step();
+      if (!bad) weights.push_back(network->weight.detach().to(at::kDouble));
+    }
+    auto expected = at::zeros_like(weights[0]);
+    double left = 1;  // for the steps before
+    for (std::size_t t = weights.size(); t > 0; --t) {
+      const double share = std::max(1 - decay, 10 / (static_cast<double>(t) + 9));
+      expected += left * share * weights[t - 1];
+      left *= 1 - share;
+    }
+    EXPECT_EQ(left, 0) << "nothing is left for the weights before the first step";
+    const auto trained = network->weight.detach().clone();
+    optimizer.swap_average();
+    EXPECT_LT(max_difference(network->weight, expected), 1e-6) << decay;
+    EXPECT_GT(max_difference(trained, expected), 1e-4) << decay;
+    optimizer.swap_average();
+    EXPECT_TRUE(at::equal(network->weight, trained));
   }
-  const auto trained = network->weight.detach().clone();
+}
+
+TEST(Optimizer, TheAverageForgetsTheStartOfAShortTraining) {
+  auto network = make_network();
+  at::NoGradGuard no_grad;
+  Optimizer optimizer(*network, {.learning_rate = 1, .average = 0.999});
+  // Weights that go from 1 to 0 at once: what is left of the 1 is what the average remembers.
+  network->weight.fill_(1);
+  for (int step = 0; step < 1500; ++step) {
+    if (step == 500) network->weight.fill_(0);
+    for (auto& weight : network->parameters()) weight.mutable_grad() = at::zeros_like(weight);
+    optimizer.step();
+  }
   optimizer.swap_average();
-  EXPECT_LT(max_difference(network->weight, expected), 1e-7);
-  optimizer.swap_average();
-  EXPECT_TRUE(at::equal(network->weight, trained));
+  EXPECT_LT(network->weight.max().item<double>(), 1e-4);
 }
 
 TEST(Optimizer, LearningRateCanChange) {
