@@ -326,13 +326,15 @@ void add_train(CLI::App& density) {
 }  // namespace
 
 void add_density(CLI::App& tool) {
-  CLI::App* density = add_command(tool, "density", "Normalizing flows: train, evaluate, sample, interpolate, invert",
+  CLI::App* density = add_command(tool, "density", "Normalizing flows: train, grow, evaluate, sample, interpolate, invert",
                                   {{"invattn density train", "made images of 8 x 8, a minute"},
                                    {"invattn density train --data two-moons", "a density of the plane, and its picture"},
+                                   {"invattn density grow RUN --blocks 6,4 --out NEW", "more blocks, the same density, to train further"},
                                    {"invattn density eval RUN --save", "bits per dimension on test data, into the report"},
                                    {"invattn density sample RUN --out samples.png", "images out of noise"}});
   density->require_subcommand(1);
   add_train(*density);
+  add_density_grow(*density);
 
   auto eval = std::make_shared<ModelArguments>();
   CLI::App* command = density->add_subcommand("eval", "Bits per dimension on test data, and the largest error of the inverse");

@@ -70,7 +70,11 @@ class Training {
     at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
     flow_ = Flow(options.flow);
     flow_->to(device_);
-    if (!run.weights.empty()) start_from(run.weights);
+    if (!run.weights.empty()) {
+      start_from(run.weights);
+    } else if (run.run.resume && !std::filesystem::exists(checkpoint_path()) && std::filesystem::exists(weights_path())) {
+      start_from(weights_path());
+    }
     if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
     optimizer_ = std::make_unique<Optimizer>(*flow_, options.optimizer);
     guard_ = std::make_unique<Guard>(*flow_, options.guard);
@@ -136,6 +140,7 @@ class Training {
 
  private:
   std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
+  std::filesystem::path weights_path() const { return folder_ / "weights.safetensors"; }
 
   void open_folder() const {
     open_run_folder(run_.run, kOrigin);
@@ -338,7 +343,7 @@ class Training {
     const JudgedFlow now = judged();
     Checkpoint weights{.tensors = {}, .notes = checkpoint.notes};
     add_network(weights, *flow_);
-    save_checkpoint(folder_ / "weights.safetensors", weights_only(weights), {.shard_bytes = run_.shard_bytes});
+    save_checkpoint(weights_path(), weights_only(weights), {.shard_bytes = run_.shard_bytes});
   }
 
   void restore() {
