@@ -19,6 +19,7 @@
 #include "invattn/core/names.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
+#include "invattn/experiments/density_samples.h"
 #include "invattn/io/image_file.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/flow.h"
@@ -145,6 +146,8 @@ struct ModelArguments : ComputeArguments {
   std::string estimator = "roulette";
   int64_t terms = 5;
   int64_t count = 64;
+  int64_t shown = 1024;
+  std::filesystem::path images_file;
   double temperature = 1;
   int64_t steps = 8;
   double tolerance = 1e-6;
@@ -237,12 +240,43 @@ void write_picture(const std::filesystem::path& path, const at::Tensor& picture)
 
 void sample(const ModelArguments& arguments) {
   Flow flow = load_flow(arguments, arguments.apply("density"));
-  const Solution drawn =
-      flow->sample(arguments.count, arguments.temperature, arguments.seed, AndersonOptions{.tolerance = arguments.tolerance});
-  std::cout << drawn.report.brief() << "\n";
-  const auto columns = std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(arguments.count))));
-  write_picture(arguments.out,
-                flow->options().pixels == PixelTransform::kNone ? plane_picture(*flow.ptr(), drawn.x, 400) : picture_of(drawn.x, columns));
+  const bool plane = flow->options().pixels == PixelTransform::kNone;
+  // Found out now, and not when all is drawn.
+  if (const auto folder = arguments.out.parent_path(); !folder.empty() && !std::filesystem::is_directory(folder)) {
+    fail(ErrorKind::kData, "density sample", "expected a folder to write '", arguments.out.string(), "' to, got none. Make it first.");
+  }
+  const SampleRequest request{.count = arguments.count,
+                              .temperature = arguments.temperature,
+                              .seed = arguments.seed,
+                              .batch = arguments.batch,
+                              .tolerance = arguments.tolerance,
+                              .shown = plane ? arguments.count : arguments.shown,
+                              .file = arguments.images_file};
+  DrawnSamples drawn;
+  Progress progress;
+  const TimeLeft time(1);
+  try {
+    drawn = draw_samples(*flow, request, [&](double fraction, const std::string& doing) {
+      const std::string left = time.text(fraction);
+      if (fraction < 1) progress.show(doing + number_text(" %.0f %%", 100 * fraction) + (left.empty() ? "" : ", " + left));
+    });
+  } catch (const Interrupted&) {
+    std::cerr << "\nStopped; nothing was written." << std::endl;
+    throw CLI::RuntimeError(130);
+  }
+  const auto columns = std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(drawn.shown.size(0)))));
+  write_png(arguments.out, plane ? plane_picture(*flow.ptr(), drawn.shown, 400) : picture_of(drawn.shown, columns));
+  if (arguments.json) {
+    std::cout << nlohmann::ordered_json{{"images", arguments.count},
+                                        {"found", drawn.report.converged_count()},
+                                        {"report", drawn.report.brief()},
+                                        {"picture", arguments.out.string()}}
+                     .dump(1)
+              << std::endl;
+  } else {
+    std::cout << drawn.report.brief() << "\nPicture: " << arguments.out.string() << "\n";
+    if (!arguments.images_file.empty()) std::cout << (plane ? "Points: " : "Images: ") << arguments.images_file.string() << "\n";
+  }
   if (!drawn.report.usable()) {
     fail(ErrorKind::kNotConverged, "density sample", "expected every sample to converge, got ", drawn.report.brief(),
          ". Those that did not are grey in the picture.");
@@ -350,12 +384,12 @@ void add_density(CLI::App& tool) {
   command->add_flag("--save", eval->save, "Write the figures to evaluation.json of the run, and its report again");
   command->callback([eval] { evaluate(*eval); });
 
-  const auto with_picture = [&](const char* name, const char* meaning, const char* file, auto run) {
+  const auto with_picture = [&](const char* name, const char* meaning, const char* file, int most, auto run) {
     auto arguments = std::make_shared<ModelArguments>();
     arguments->out = file;
     CLI::App* entry = density->add_subcommand(name, meaning);
     arguments->add_model(*entry);
-    entry->add_option("--count", arguments->count, "How many")->check(CLI::Range(1, 10000))->capture_default_str();
+    entry->add_option("--count", arguments->count, "How many")->check(CLI::Range(1, most))->capture_default_str();
     entry->add_option("--tolerance", arguments->tolerance, "Of the inverse of each block")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
@@ -363,14 +397,20 @@ void add_density(CLI::App& tool) {
     entry->callback([arguments, run] { run(*arguments); });
     return std::pair(entry, arguments);
   };
-  const auto [draw, drawn] = with_picture("sample", "Images (or the density of the plane) out of noise", "samples.png", sample);
+  const auto [draw, drawn] = with_picture("sample", "Images (or the density of the plane) out of noise", "samples.png", 10'000'000, sample);
   draw->add_option("--temperature", drawn->temperature, "The prior's deviation is multiplied by it")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  const auto [between, ends] = with_picture("interpolate", "Paths between the latents of test images", "paths.png", interpolate);
+  drawn->batch = 100;
+  draw->add_option("--batch", drawn->batch, "Images at a time; the images of a seed do not depend on it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  draw->add_option("--shown", drawn->shown, "Images in the picture, the first ones")->check(CLI::Range(1, 10000))->capture_default_str();
+  draw->add_option("--save-images", drawn->images_file, "Write all images to this safetensors file, uint8 (count, C, H, W)");
+  const auto [between, ends] = with_picture("interpolate", "Paths between the latents of test images", "paths.png", 10000, interpolate);
   ends->count = 8;
   between->add_option("--steps", ends->steps, "Images on a path")->capture_default_str();
-  const auto [undo, undone] = with_picture("invert", "Test images there and back", "inverse.png", invert);
+  const auto [undo, undone] = with_picture("invert", "Test images there and back", "inverse.png", 10000, invert);
   undone->count = 16;
 }
 

@@ -127,10 +127,14 @@ std::filesystem::path save_evaluation(const DensityScore& score, const RunSettin
   return write_report(run.folder).html;
 }
 
+at::Tensor grey_levels_of(const at::Tensor& images) {
+  return at::nan_to_num(images.to(at::kCPU, at::kDouble), 128).floor().clamp(0, 255).to(at::kByte);
+}
+
 at::Tensor picture_of(const at::Tensor& images, int64_t columns) {
   constexpr int64_t kGap = 2;
   require(images.dim() == 4 && images.size(0) > 0 && columns > 0, "density", "expected images to show, got ", images.sizes(), ".");
-  const at::Tensor pixels = at::nan_to_num(images.to(at::kCPU, at::kDouble), 128).floor().clamp(0, 255).to(at::kByte);
+  const at::Tensor pixels = grey_levels_of(images);
   const int64_t height = pixels.size(2) + kGap;
   const int64_t width = pixels.size(3) + kGap;
   const int64_t rows = (pixels.size(0) + columns - 1) / columns;

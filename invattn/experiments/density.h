@@ -63,6 +63,9 @@ using DensityObserver = std::function<void(double fraction, const std::string& d
 DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
                            const DensityObserver& observer = {});
 
+/// x of a flow as pixels, uint8 on the CPU; what is not a number is grey.
+at::Tensor grey_levels_of(const at::Tensor& images);
+
 /// Images side by side as one, (3, H, W) uint8, from x of a flow (N, C, H, W), 0..256; what is not a number is grey.
 at::Tensor picture_of(const at::Tensor& images, int64_t columns);
 

@@ -82,52 +82,72 @@ class TemporaryFile {
 
 }  // namespace
 
-void write_file_atomically(const std::filesystem::path& path, std::span<const std::span<const std::byte>> pieces, std::string_view origin) {
-  const auto fail_with = [&](std::string_view action, int error) {
+struct AtomicFile::State {
+  State(const std::filesystem::path& path_, std::string_view origin_) : path(path_), origin(origin_), target(path_) {
+    struct stat existing {};
+    std::optional<mode_t> existing_mode;
+    if (::lstat(path.c_str(), &existing) == 0) {
+      if (S_ISLNK(existing.st_mode)) {
+        std::error_code error;
+        target = std::filesystem::canonical(path, error);
+        if (error) fail_with("following the symbolic link", error.value());
+        if (::stat(target.c_str(), &existing) != 0) fail_with("following the symbolic link", errno);
+      }
+      // Renaming over a device such as /dev/null would replace the device.
+      if (!S_ISREG(existing.st_mode)) {
+        fail(ErrorKind::kData, origin, "expected to write a regular file, got ", path.string(), ", which is ",
+             S_ISDIR(existing.st_mode) ? "a folder" : "a device, pipe or socket", ". Give the name of a file.");
+      }
+      existing_mode = existing.st_mode & 07777U;
+    }
+    if (!target.has_filename()) {
+      fail(ErrorKind::kData, origin, "expected the name of a file to write, got '", path.string(), "'. Give the name of a file.");
+    }
+    const std::filesystem::path folder_path = target.has_parent_path() ? target.parent_path() : ".";
+    folder = FileDescriptor(::open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!folder) fail_with("opening the folder", errno);
+    temporary.emplace(folder.get());
+    if (!temporary->is_open()) fail_with("making a temporary file in its folder", errno);
+    if (existing_mode && ::fchmod(temporary->descriptor(), *existing_mode) != 0) fail_with("setting the permissions", errno);
+  }
+
+  [[noreturn]] void fail_with(std::string_view action, int error) const {
     fail(ErrorKind::kData, origin, "expected to write ", path.string(), ", got '", errno_text(error), "' while ", action, ". ",
          next_step(error));
-  };
-
-  std::filesystem::path target = path;
-  struct stat existing {};
-  std::optional<mode_t> existing_mode;
-  if (::lstat(path.c_str(), &existing) == 0) {
-    if (S_ISLNK(existing.st_mode)) {
-      std::error_code error;
-      target = std::filesystem::canonical(path, error);
-      if (error) fail_with("following the symbolic link", error.value());
-      if (::stat(target.c_str(), &existing) != 0) fail_with("following the symbolic link", errno);
-    }
-    // Renaming over a device such as /dev/null would replace the device.
-    if (!S_ISREG(existing.st_mode)) {
-      fail(ErrorKind::kData, origin, "expected to write a regular file, got ", path.string(), ", which is ",
-           S_ISDIR(existing.st_mode) ? "a folder" : "a device, pipe or socket", ". Give the name of a file.");
-    }
-    existing_mode = existing.st_mode & 07777U;
-  }
-  if (!target.has_filename()) {
-    fail(ErrorKind::kData, origin, "expected the name of a file to write, got '", path.string(), "'. Give the name of a file.");
   }
 
-  const std::filesystem::path folder_path = target.has_parent_path() ? target.parent_path() : ".";
-  const FileDescriptor folder(::open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder) fail_with("opening the folder", errno);
+  std::filesystem::path path;
+  std::string origin;
+  std::filesystem::path target;  // behind a symbolic link
+  FileDescriptor folder;
+  std::optional<TemporaryFile> temporary;
+};
 
-  TemporaryFile temporary(folder.get());
-  if (!temporary.is_open()) fail_with("making a temporary file in its folder", errno);
-  if (existing_mode && ::fchmod(temporary.descriptor(), *existing_mode) != 0) fail_with("setting the permissions", errno);
-  for (const auto& piece : pieces) {
-    const TransferResult written = write_fully(temporary.descriptor(), piece);
-    if (written.error != 0) fail_with("writing", written.error);
-  }
-  if (::fsync(temporary.descriptor()) != 0) fail_with("syncing the file", errno);
-  if (!temporary.close()) fail_with("closing the file", errno);
-  if (!temporary.rename_to(target.filename().string())) fail_with("renaming the temporary file", errno);
+AtomicFile::AtomicFile(const std::filesystem::path& path, std::string_view origin) : state_(std::make_unique<State>(path, origin)) {}
+
+AtomicFile::~AtomicFile() = default;
+
+void AtomicFile::write(std::span<const std::byte> piece) {
+  const TransferResult written = write_fully(state_->temporary->descriptor(), piece);
+  if (written.error != 0) state_->fail_with("writing", written.error);
+}
+
+void AtomicFile::commit() {
+  auto& temporary = *state_->temporary;
+  if (::fsync(temporary.descriptor()) != 0) state_->fail_with("syncing the file", errno);
+  if (!temporary.close()) state_->fail_with("closing the file", errno);
+  if (!temporary.rename_to(state_->target.filename().string())) state_->fail_with("renaming the temporary file", errno);
   // EINVAL: a file system that cannot sync folders, where nothing more can be done.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
-    fail(ErrorKind::kData, origin, "expected to sync the folder of ", path.string(), ", got '", errno_text(errno),
+  if (::fsync(state_->folder.get()) != 0 && errno != EINVAL) {
+    fail(ErrorKind::kData, state_->origin, "expected to sync the folder of ", state_->path.string(), ", got '", errno_text(errno),
          "'. The new file is in place but may be lost in a power cut: check the disk.");
   }
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::span<const std::span<const std::byte>> pieces, std::string_view origin) {
+  AtomicFile file(path, origin);
+  for (const auto& piece : pieces) file.write(piece);
+  file.commit();
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content, std::string_view origin) {

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -44,12 +45,12 @@ constexpr std::array<std::pair<SafetensorsDtype, at::ScalarType>, 13> kDtypes{{
     {SafetensorsDtype::kBool, at::ScalarType::Bool},
 }};
 
-SafetensorsDtype dtype_of(const std::string& name, const at::Tensor& tensor) {
+SafetensorsDtype dtype_of(const std::string& name, at::ScalarType type) {
   for (const auto& [dtype, scalar_type] : kDtypes) {
-    if (scalar_type == tensor.scalar_type()) return dtype;
+    if (scalar_type == type) return dtype;
   }
   fail(ErrorKind::kUsage, kOrigin, "expected tensor ", in_quotes(name), " of a real floating point, integer or bool type, got ",
-       c10::toString(tensor.scalar_type()), ". Convert it before saving.");
+       c10::toString(type), ". Convert it before saving.");
 }
 
 at::ScalarType scalar_type_of(SafetensorsDtype dtype) {
@@ -67,6 +68,15 @@ at::Tensor plain_copy(const std::string& name, const at::Tensor& tensor) {
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+}
+
+void write_header(AtomicFile& file, const SafetensorsHeader& header) {
+  const std::string json = format_safetensors_header(header);
+  const std::uint64_t bytes = json.size();
+  require(bytes <= kLongestSafetensorsHeader, kOrigin, "expected names and metadata of at most ", kLongestSafetensorsHeader, " bytes, got ",
+          bytes, ". Store less metadata.");
+  file.write(std::as_bytes(std::span(&bytes, 1)));
+  file.write(std::as_bytes(std::span(json.data(), json.size())));
 }
 
 /// One open file, read from front to back.
@@ -152,7 +162,7 @@ void write_safetensors(const std::filesystem::path& path, const std::map<std::st
   items.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
     at::Tensor values = plain_copy(name, tensor);
-    const SafetensorsDtype dtype = dtype_of(name, values);
+    const SafetensorsDtype dtype = dtype_of(name, values.scalar_type());
     items.push_back({&name, dtype, std::move(values)});
   }
   // Large elements first keeps each tensor aligned to its element; the map has sorted the names.
@@ -166,17 +176,51 @@ void write_safetensors(const std::filesystem::path& path, const std::map<std::st
     header.entries[*item.name] = SafetensorsEntry{item.dtype, item.values.sizes().vec(), offset, end};
     offset = end;
   }
-  const std::string header_json = format_safetensors_header(header);
-  const std::uint64_t header_bytes = header_json.size();
-  require(header_bytes <= kLongestSafetensorsHeader, kOrigin, "expected names and metadata of at most ", kLongestSafetensorsHeader,
-          " bytes, got ", header_bytes, ". Store less metadata.");
+  AtomicFile file(path, kOrigin);
+  write_header(file, header);
+  for (const Item& item : items) file.write(bytes_of(item.values));
+  file.commit();
+}
 
-  std::vector<std::span<const std::byte>> pieces;
-  pieces.reserve(items.size() + 2);
-  pieces.push_back(std::as_bytes(std::span(&header_bytes, 1)));
-  pieces.push_back(std::as_bytes(std::span(header_json.data(), header_json.size())));
-  for (const Item& item : items) pieces.emplace_back(bytes_of(item.values));
-  write_file_atomically(path, pieces, kOrigin);
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsPlan>& plan,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path, kOrigin) {
+  SafetensorsHeader header;
+  header.metadata = metadata;
+  std::uint64_t offset = 0;
+  std::uint64_t widest = std::numeric_limits<std::uint64_t>::max();
+  for (const auto& entry : plan) {
+    const auto dtype = dtype_of(entry.name, entry.type);
+    require(byte_size(dtype) <= widest, kOrigin, "expected tensors with elements of more bytes first, got ", in_quotes(entry.name),
+            " behind smaller ones. Change the order.");
+    widest = byte_size(dtype);
+    const int64_t count = c10::multiply_integers(entry.shape);
+    const std::uint64_t end = offset + static_cast<std::uint64_t>(count) * widest;
+    require(header.entries.emplace(entry.name, SafetensorsEntry{dtype, entry.shape, offset, end}).second, kOrigin,
+            "expected each name once, got ", in_quotes(entry.name), " twice.");
+    parts_.push_back({entry, count});
+    offset = end;
+  }
+  write_header(file_, header);
+}
+
+void SafetensorsWriter::append(const at::Tensor& values) {
+  while (turn_ < parts_.size() && parts_[turn_].missing == 0) ++turn_;
+  require(turn_ < parts_.size(), kOrigin, "expected no more values than planned, got ", values.numel(), " more.");
+  auto& [plan, missing] = parts_[turn_];
+  const at::Tensor plain = plain_copy(plan.name, values);
+  require(plain.scalar_type() == plan.type && plain.numel() <= missing, kOrigin, "expected at most ", missing, " values of type ",
+          c10::toString(plan.type), " for tensor ", in_quotes(plan.name), ", got ", plain.numel(), " of type ",
+          c10::toString(plain.scalar_type()), ".");
+  file_.write(bytes_of(plain));
+  missing -= plain.numel();
+}
+
+void SafetensorsWriter::finish() {
+  for (const auto& [plan, missing] : parts_) {
+    require(missing == 0, kOrigin, "expected all values of tensor ", in_quotes(plan.name), ", got ", missing, " too few.");
+  }
+  file_.commit();
 }
 
 SafetensorsFile read_safetensors(const std::filesystem::path& path) {

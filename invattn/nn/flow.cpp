@@ -252,6 +252,10 @@ std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, con
 }
 
 Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {
+  return inverse(z, [&options](SequentialImpl& blocks, const at::Tensor& y) { return blocks.inverse(y, options); });
+}
+
+Solution FlowImpl::inverse(const at::Tensor& z, const std::function<Solution(SequentialImpl&, const at::Tensor&)>& undo) {
   require_images(z, "Flow");
   require(z.size(1) == dimensions() && z.size(2) == 1 && z.size(3) == 1, "Flow", "expected latents (B, ", dimensions(), ", 1, 1), got ",
           z.sizes(), ". Pass what forward() returned.");
@@ -271,7 +275,7 @@ Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {
     const auto latents = rest.narrow(1, rest.size(1) - own, own).reshape({z.size(0), own / (height * width), height, width});
     rest = rest.narrow(1, 0, rest.size(1) - own);
     y = y.defined() ? at::cat({y, latents}, 1) : latents;
-    auto solution = scale->blocks->inverse(y, options);
+    auto solution = undo(*scale->blocks, y);
     y = scale->squeezes ? squeeze_.inverse(solution.x).x : solution.x;
     reports.push_back(std::move(solution.report));
   }
@@ -295,16 +299,26 @@ LogProb FlowImpl::log_prob(const at::Tensor& x, const LogDetOptions& options) {
 }
 
 at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, int64_t seed) const {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  return draw_latents(count, temperature, generator);
+}
+
+at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, at::Generator& generator) const {
   require(count >= 0, "Flow", "expected a number of samples, got ", count, ".");
   require(temperature >= 0 && std::isfinite(temperature), "Flow", "expected a temperature of 0 or more, got ", temperature, ".");
   at::NoGradGuard no_grad;
-  const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
-  const auto noise = at::randn({count, dimensions()}, generator, mean_.options().device(at::kCPU)).to(mean_.device());
-  return (mean_ + temperature * log_deviation_.exp() * noise).view({count, dimensions(), 1, 1});
+  const auto noise = at::empty({count, dimensions()}, mean_.options().device(at::kCPU).requires_grad(false));
+  for (int64_t i = 0; i < count; ++i) noise[i].normal_(0, 1, generator);  // one by one: the end of a draw takes numbers of its own
+  return (mean_ + temperature * log_deviation_.exp() * noise.to(mean_.device())).view({count, dimensions(), 1, 1});
 }
 
 Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const SolverOptions& options) {
-  auto solution = inverse(draw_latents(count, temperature, seed), options);
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  return sample(count, temperature, generator, options);
+}
+
+Solution FlowImpl::sample(int64_t count, double temperature, at::Generator& generator, const SolverOptions& options) {
+  auto solution = inverse(draw_latents(count, temperature, generator), options);
   const auto& statuses = solution.report.statuses;
   for (std::size_t i = 0; i < statuses.size(); ++i) {
     if (!is_converged(statuses[i])) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -171,6 +173,8 @@ class FlowImpl : public BijectionImpl {
   at::Tensor forward(const at::Tensor& x) override;
   std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
   Solution inverse(const at::Tensor& z, const SolverOptions& options) override;
+  /// By a way of one's own: `undo` gives what went into the blocks of a scale from what came out, the last scale first.
+  Solution inverse(const at::Tensor& z, const std::function<Solution(SequentialImpl& blocks, const at::Tensor& y)>& undo);
   void project() override;
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
@@ -183,9 +187,12 @@ class FlowImpl : public BijectionImpl {
   /// NaN throughout, and the report says so. The same seed draws the same latents on every device.
   Solution sample(int64_t count, double temperature, int64_t seed, const SolverOptions& options);
   Solution sample(int64_t count, double temperature, int64_t seed) { return sample(count, temperature, seed, AndersonOptions{}); }
+  /// The next ones of a generator on the CPU: drawn in parts of any size they are those that one call with its seed draws.
+  Solution sample(int64_t count, double temperature, at::Generator& generator, const SolverOptions& options);
 
   /// Latents with this seed, (count, D, 1, 1): what `sample` inverts.
   at::Tensor draw_latents(int64_t count, double temperature, int64_t seed) const;
+  at::Tensor draw_latents(int64_t count, double temperature, at::Generator& generator) const;
 
   /// Sets the scales and shifts that follow batches (`attention_follow`) to where batches of so many of these images would take them under the
   /// present weights (ActNormImpl::settle), in the order of the flow: each is measured behind the ones before it. In evaluation mode. Without

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -79,9 +81,12 @@ class ToolProcess {
 
   void send(int signal) const { kill(child_, signal); }
 
+  /// At most, of what was resident; known after `wait`.
+  int64_t peak_kibibytes() const { return usage_.ru_maxrss; }
+
   ToolResult wait() const {
     int status = 0;
-    while (waitpid(child_, &status, 0) < 0) {
+    while (wait4(child_, &status, 0, &usage_) < 0) {
       if (errno != EINTR) throw std::runtime_error("cannot wait for the tool");
     }
     return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = out_.text(), .err = err_.text()};
@@ -92,6 +97,7 @@ class ToolProcess {
   TemporaryFile out_;
   TemporaryFile err_;
   pid_t child_ = 0;
+  mutable rusage usage_{};
 };
 
 /// Runs the tool and waits for it.

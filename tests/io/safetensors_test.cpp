@@ -443,5 +443,59 @@ TEST(SafetensorsHeader, FuzzerSeedsAreReadOrRefused) {
                                                    {"unordered", true}}));
 }
 
+class SafetensorsWriterTest : public FileTest {};
+
+TEST_F(SafetensorsWriterTest, PartsMakeTheFileThatOneCallMakes) {
+  const auto numbers = at::arange(24, at::kFloat).view({6, 4});
+  const auto bytes = at::arange(10, at::kByte);
+  const std::map<std::string, std::string> metadata{{"format", "test"}};
+  write_safetensors(folder / "whole", {{"numbers", numbers}, {"bytes", bytes}, {"none", at::empty({0}, at::kByte)}}, metadata);
+  SafetensorsWriter writer(folder / "parts", {{"numbers", at::kFloat, {6, 4}}, {"bytes", at::kByte, {10}}, {"none", at::kByte, {0}}},
+                           metadata);
+  writer.append(numbers.slice(0, 0, 1));
+  writer.append(numbers.slice(0, 1, 6));
+  writer.append(bytes.slice(0, 0, 3));
+  writer.append(bytes.slice(0, 3));
+  EXPECT_FALSE(std::filesystem::exists(folder / "parts")) << "before its end";
+  writer.finish();
+  EXPECT_EQ(read_plainly(folder / "parts"), read_plainly(folder / "whole"));
+}
+
+TEST_F(SafetensorsWriterTest, WhatIsNotFinishedLeavesNothing) {
+  write_plainly(folder / "file", "old");
+  {
+    SafetensorsWriter writer(folder / "file", {{"a", at::kFloat, {2, 2}}}, {});
+    writer.append(at::zeros({1, 2}));
+    EXPECT_NE(error_of([&] { writer.finish(); }, ErrorKind::kUsage).find("2 too few"), std::string::npos);
+    EXPECT_NE(error_of([&] { writer.append(at::zeros({3})); }, ErrorKind::kUsage).find("at most 2 values"), std::string::npos);
+    EXPECT_NE(error_of([&] { writer.append(at::zeros({1}, at::kByte)); }, ErrorKind::kUsage).find("of type"), std::string::npos);
+  }
+  EXPECT_EQ(read_plainly(folder / "file"), "old");
+  EXPECT_EQ(files_in_folder(), 1U);
+  {
+    const FileSizeLimit full(4096);
+    SafetensorsWriter writer(folder / "file", {{"a", at::kFloat, {4096}}}, {});
+    EXPECT_NE(error_of([&] { writer.append(at::zeros({4096})); }).find("ulimit"), std::string::npos);
+  }
+  EXPECT_EQ(read_plainly(folder / "file"), "old");
+  EXPECT_EQ(files_in_folder(), 1U);
+  EXPECT_NE(error_of([&] { SafetensorsWriter(folder / "no/file", {}, {}); }).find("folder"), std::string::npos);
+  EXPECT_NE(error_of(
+                [&] {
+                  SafetensorsWriter(folder / "b", {{"a", at::kByte, {1}}, {"b", at::kFloat, {1}}}, {});
+                },
+                ErrorKind::kUsage)
+                .find("order"),
+            std::string::npos);
+  EXPECT_NE(error_of(
+                [&] {
+                  SafetensorsWriter(folder / "b", {{"a", at::kByte, {1}}, {"a", at::kByte, {1}}}, {});
+                },
+                ErrorKind::kUsage)
+                .find("twice"),
+            std::string::npos);
+  EXPECT_EQ(files_in_folder(), 1U);
+}
+
 }  // namespace
 }  // namespace invattn

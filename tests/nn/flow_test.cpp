@@ -308,6 +308,24 @@ TEST(Flow, SamplesComeFromTheSeedAndGoBackToTheirLatents) {
   EXPECT_THROW(flow->sample(1, std::numeric_limits<double>::quiet_NaN(), 0), Error);
 }
 
+TEST(Flow, LatentsDoNotDependOnHowManyAreDrawnAtATime) {
+  for (const int64_t channels : {1, 3}) {  // 16 numbers each, and 6
+    FlowOptions options{.channels = channels, .height = channels == 1 ? 4 : 2, .width = channels == 1 ? 4 : 1, .squeeze = false};
+    options.blocks = {0};
+    options.attention = FlowAttention::kNone;
+    const Flow flow(options);
+    const auto whole = flow->draw_latents(11, 0.8, 5);
+    EXPECT_EQ(max_difference(flow->draw_latents(4, 0.8, 5), whole.slice(0, 0, 4)), 0);
+    for (const int64_t batch : {1, 2, 3, 7}) {
+      auto generator = at::detail::createCPUGenerator(5);
+      for (int64_t first = 0; first < 11; first += batch) {
+        const auto part = flow->draw_latents(std::min(batch, 11 - first), 0.8, generator);
+        EXPECT_EQ(max_difference(part, whole.slice(0, first, first + batch)), 0) << batch;
+      }
+    }
+  }
+}
+
 TEST(Flow, ASampleThatWasNotFoundIsNotANumber) {
   auto flow = started(small());
   const FixedPointOptions hopeless{.tolerance = 1e-7, .max_iterations = 1};
