@@ -18,6 +18,7 @@
 
 #include "bench_case.h"
 #include "bench_flow.h"
+#include "bench_sample.h"
 #include "commands.h"
 #include "gpu_driver.h"
 #include "invattn/core/error.h"
@@ -40,9 +41,12 @@ constexpr const char* kOrigin = "bench";
 constexpr const char* kGrowth = "growth";
 constexpr const char* kFlow = "flow";
 constexpr const char* kFlowBlock = "flow-block";
+constexpr const char* kSample = "sample";
 
 struct BenchArguments {
   std::string work;
+  std::filesystem::path model;
+  int64_t count = 64;
   std::vector<std::string> kinds;
   std::vector<std::string> shapes;
   std::string normalization;
@@ -592,20 +596,93 @@ void flow_block(const BenchArguments& arguments) {
   }
 }
 
+// ---- sampling
+
+reporting::Table table_of(const SampleFigures& figures) {
+  reporting::Table table{.name = kSample,
+                         .title = "",
+                         .note = "",
+                         .labels = 1,
+                         .header = {"blocks undone by", "ms per image", "ratio", "evaluations", "most", "residual", "largest error"}};
+  for (const SampleSide& side : figures.sides) {
+    table.rows.push_back({{side.name},
+                          {reporting::short_number(side.milliseconds)},
+                          {reporting::short_number(side.milliseconds / figures.sides.front().milliseconds)},
+                          {reporting::short_number(side.evaluations)},
+                          {reporting::short_number(side.most_evaluations)},
+                          {reporting::short_number(side.residual)},
+                          {reporting::short_number(side.error) + (side.converged ? "" : ", not converged")}});
+  }
+  return table;
+}
+
+void sampling(const BenchArguments& arguments) {
+  require(!arguments.model.empty(), kOrigin, "expected a model to sample from, got none. Write: invattn bench sample RUN");
+  const std::vector<at::Device> devices = chosen_devices(arguments);
+  const ordered_json machine = machine_json(devices);
+  ordered_json json = {{"machine", machine}, {"images", arguments.count}, {"rows", ordered_json::array()}};
+  if (!arguments.json) std::cout << machine_text(machine) << "\n" << std::flush;
+  Progress progress;
+  bool converged = true;
+  for (const at::Device device : devices) {
+    progress.show("sample, " + device.str());
+    const SampleFigures figures = run_sample(model_file(arguments.model), arguments.count, device, arguments.repeats);
+    converged = converged && figures.sides.front().converged;
+    for (const SampleSide& side : figures.sides) {
+      json["rows"].push_back({{"work", kSample},
+                              {"device", device.str()},
+                              {"by", side.name},
+                              {"blocks", figures.blocks},
+                              {"ms_per_image", side.milliseconds},
+                              {"ratio", side.milliseconds / figures.sides.front().milliseconds},
+                              {"evaluations", side.evaluations},
+                              {"most_evaluations", side.most_evaluations},
+                              {"residual", side.residual},
+                              {"error", side.error},
+                              {"converged", side.converged},
+                              {"reference_residual", figures.reference},
+                              {"runs", figures.repeats}});
+    }
+    progress.keep("sample, " + device.str() + ": measured");
+    if (!arguments.json) {
+      std::cout << "\n### " << arguments.count << " images of " << arguments.model.string() << ", " << figures.blocks << " blocks, "
+                << device.str() << "\n\n"
+                << to_markdown(table_of(figures)) << std::flush;
+    }
+  }
+  if (arguments.json) {
+    print(json);
+  } else {
+    std::cout
+        << "\nTimes are medians of alternating runs; evaluations are those of g for an image, mean over the blocks and of the block that "
+           "takes most; errors are those of the images beside a float64 inverse, as a part of the pixels' range.\n";
+  }
+  if (!converged) {
+    fail(ErrorKind::kNotConverged, kOrigin,
+         "expected every sample to reach a residual of 1e-6, got others. `invattn info MODEL` shows "
+         "the certificates.");
+  }
+}
+
 void bench(const BenchArguments& arguments) {
   std::vector<std::string> works = all_names<Work>();
-  works.insert(works.end(), {kGrowth, kFlow, kFlowBlock});
+  works.insert(works.end(), {kGrowth, kFlow, kFlowBlock, kSample});
   require(arguments.work.empty() || std::find(works.begin(), works.end(), arguments.work) != works.end(), kOrigin, "expected the work ",
           list_names(arguments.work, works), ", got '", arguments.work, "'. Without one the standard table is measured.");
   require(arguments.plot.empty() || arguments.work == kGrowth || arguments.work == kFlow, kOrigin,
           "expected --plot for growth or flow, got it with '", arguments.work, "'. Write: invattn bench growth --plot growth.png");
-  const bool of_flow = arguments.work == kFlow || arguments.work == kFlowBlock;
   require(arguments.preset.empty() || arguments.work == kFlow, kOrigin, "expected --preset for flow, got it with '", arguments.work,
           "'. Write: invattn bench flow --preset residual-flow");
+  require(arguments.model.empty() || arguments.work == kSample, kOrigin, "expected a model for 'sample' only, got '",
+          arguments.model.string(), "' with '", arguments.work, "'. Leave it out.");
+  const bool of_flow = arguments.work == kFlow || arguments.work == kFlowBlock || arguments.work == kSample;
   require(!of_flow || (arguments.kinds.empty() && arguments.normalization.empty() && arguments.log_det == "none" && !arguments.guard &&
                        arguments.kernels == "auto" && (arguments.shapes.empty() || arguments.work == kFlowBlock)),
-          kOrigin, "expected --device, --threads, --repeats", arguments.work == kFlow ? ", --plot" : ", --shape", " or --json for '",
-          arguments.work, "', got an option of attention blocks. Leave it out.");
+          kOrigin, "expected --device, --threads, --repeats",
+          arguments.work == kFlow     ? ", --plot"
+          : arguments.work == kSample ? ", --count"
+                                      : ", --shape",
+          " or --json for '", arguments.work, "', got an option of attention blocks. Leave it out.");
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
   if (arguments.work == kGrowth) {
     growth(arguments);
@@ -613,6 +690,8 @@ void bench(const BenchArguments& arguments) {
     flow_growth(arguments);
   } else if (arguments.work == kFlowBlock) {
     flow_block(arguments);
+  } else if (arguments.work == kSample) {
+    sampling(arguments);
   } else {
     compare(arguments);
   }
@@ -628,10 +707,13 @@ void add_bench(CLI::App& tool) {
                    {"invattn bench train --log-det series", "training steps with a log-determinant"},
                    {"invattn bench growth --plot growth.png", "time and memory from 1k to 64k positions"},
                    {"invattn bench flow --plot flow.png", "a flow's training step against batch, channels, blocks"},
-                   {"invattn bench flow-block", "inverse and training step of one convolution block"}});
+                   {"invattn bench flow-block", "inverse and training step of one convolution block"},
+                   {"invattn bench sample RUN", "sampling beside the rule of Residual Flow's code"}});
   auto arguments = std::make_shared<BenchArguments>();
   command->add_option("work", arguments->work,
-                      "inverse, forward, train, growth, flow or flow-block (default: the standard table of the first three)");
+                      "inverse, forward, train, growth, flow, flow-block or sample (default: the standard table of the first three)");
+  command->add_option("model", arguments->model, "sample: model.safetensors of a density run, or the folder of the run");
+  command->add_option("--count", arguments->count, "sample: images")->check(CLI::Range(1, 100000))->capture_default_str();
   command->add_option("--kind", arguments->kinds, "Kinds of attention, or all (default: all)");
   command->add_option("--shape", arguments->shapes, "Shapes BxCxHxW, or all: 64x12x16x16 and 1x12x109x89 (default: as the work needs)");
   command->add_option("--normalization", arguments->normalization,

@@ -93,10 +93,6 @@ struct Contender {
       : kernels(chosen), once(std::move(run)), timed(step ? std::move(step) : [again = once] { again(); }) {}
 };
 
-void wait_for(at::Device device) {
-  if (!device.is_cpu()) at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
-}
-
 double seconds_of(const Contender& contender, at::Device device) {
   const KernelsScope scope(contender.kernels);
   wait_for(device);
@@ -290,12 +286,6 @@ First first_run(const Contender& contender, at::Device device) {
   return first;
 }
 
-double median_milliseconds(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  const size_t half = seconds.size() / 2;
-  return 1e3 * (seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2);
-}
-
 /// How often a thing that takes this long is timed: for two seconds, but at least twice, and once where it takes half a minute.
 int64_t repeats_for(double seconds) {
   constexpr double kEnough = 2.0;
@@ -318,6 +308,16 @@ double largest_entry(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0.
 double larger(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
 
 }  // namespace
+
+void wait_for(at::Device device) {
+  if (!device.is_cpu()) at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
+}
+
+double median_milliseconds(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const size_t half = seconds.size() / 2;
+  return 1e3 * (seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2);
+}
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;

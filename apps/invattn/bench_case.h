@@ -99,6 +99,11 @@ std::string obstacle_of(const BenchCase& what);
 /// Both side by side: the same weights, the same input, in turn.
 BenchRow run_case(const BenchCase& what);
 
+/// Until everything that was asked of it is done.
+void wait_for(at::Device device);
+
+double median_milliseconds(std::vector<double> seconds);
+
 /// Memory of the first run, then the median time of `repeats` more; 0: by how long they take.
 BenchSide measure(const std::function<void()>& work, at::Device device, int64_t repeats);
 

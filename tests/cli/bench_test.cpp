@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "invattn/nn/archive.h"
+#include "invattn/nn/flow.h"
 #include "run_tool.h"
 #include "tests/io/file_fixture.h"
 
@@ -234,6 +237,68 @@ TEST(Bench, OptionsOfAttentionAreNotThoseOfFlows) {
     EXPECT_EQ(result.exit_code, 2) << result.err;
     EXPECT_TRUE(contains(result.err, "[bench] expected")) << result.err;
   }
+}
+
+class BenchSample : public FileTest {};
+
+TEST_F(BenchSample, MeasuresOursBesideThePublishedRule) {
+  at::manual_seed(1);
+  Flow flow(FlowOptions{.channels = 1,
+                        .height = 8,
+                        .width = 8,
+                        .blocks = {2, 1},
+                        .hidden = 8,
+                        .attention = FlowAttention::kDotProduct,
+                        .attention_blocks = {1}});
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : flow->named_parameters()) {
+      if (parameter.value().dim() == 4) parameter.value().mul_(10);  // to their bounds
+    }
+  }
+  flow->forward(256 * at::rand({16, 1, 8, 8}));
+  const std::string path = (folder / "model.safetensors").string();
+  save(path, *flow);
+  const std::vector<std::string> words = {"bench", "sample", path, "--count", "6", "--repeats", "3", "--device", "cpu", "--threads", "1"};
+  auto as_json = words;
+  as_json.emplace_back("--json");
+  const ToolResult result = run_tool(as_json);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto rows = nlohmann::json::parse(result.out).at("rows");
+  ASSERT_EQ(rows.size(), 3U);
+  const auto number = [&rows](std::size_t row, const char* key) { return rows[row].at(key).get<double>(); };
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(number(i, "blocks"), 4);
+    EXPECT_GT(number(i, "ms_per_image"), 0);
+    EXPECT_GE(number(i, "evaluations"), 2);
+    EXPECT_GE(number(i, "most_evaluations"), number(i, "evaluations"));
+    EXPECT_TRUE(rows[i].at("converged").get<bool>());
+    EXPECT_LE(number(i, "reference_residual"), 1e-12);
+  }
+  EXPECT_EQ(number(0, "ratio"), 1);
+  EXPECT_LE(number(0, "residual"), 1e-6);
+  EXPECT_LE(number(2, "residual"), 1e-6);
+  EXPECT_LT(number(0, "error"), 1e-4);
+  EXPECT_LT(number(2, "error"), 1e-4);
+  EXPECT_GT(number(1, "residual"), number(2, "residual")) << "a change of 3e-3 is where the published rule stops";
+  EXPECT_GT(number(1, "error"), number(2, "error"));
+  EXPECT_LE(number(1, "evaluations"), number(2, "evaluations"));
+
+  const ToolResult table = run_tool(words);
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_TRUE(contains(table.out, "| Residual Flow's rule ")) << table.out;
+}
+
+TEST_F(BenchSample, BadInputIsExplained) {
+  const auto expect_error = [](const std::vector<std::string>& words, int code, const std::string& text) {
+    const ToolResult result = run_tool(words);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+  };
+  expect_error({"bench", "sample"}, 2, "expected a model");
+  expect_error({"bench", "sample", "/nowhere.safetensors", "--device", "cpu"}, 4, "/nowhere.safetensors");
+  expect_error({"bench", "sample", "/nowhere.safetensors", "--kind", "gaussian"}, 2, "--count");
+  expect_error({"bench", "forward", "/nowhere.safetensors"}, 2, "for 'sample' only");
 }
 
 }  // namespace
