@@ -61,6 +61,7 @@ std::filesystem::path fresh_run_folder(const std::string& experiment);
 // One file per subcommand.
 void add_bench(CLI::App& tool);
 void add_density(CLI::App& tool);
+void add_density_compare(CLI::App& density);
 void add_density_grow(CLI::App& density);
 void add_detect(CLI::App& tool);
 void add_doctor(CLI::App& tool);

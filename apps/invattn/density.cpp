@@ -369,6 +369,7 @@ void add_density(CLI::App& tool) {
   density->require_subcommand(1);
   add_train(*density);
   add_density_grow(*density);
+  add_density_compare(*density);
 
   auto eval = std::make_shared<ModelArguments>();
   CLI::App* command = density->add_subcommand("eval", "Bits per dimension on test data, and the largest error of the inverse");

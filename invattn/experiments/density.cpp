@@ -86,9 +86,9 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
     }
     if (observer) observer(static_cast<double>(first + options.batch) / static_cast<double>(count), "evaluating");
   }
-  const at::Tensor all = at::cat(values);
-  score.bits = all.mean().item<double>();
-  score.standard_error = all.std(/*unbiased=*/true).item<double>() / std::sqrt(static_cast<double>(count));
+  score.values = at::cat(values);
+  score.bits = score.values.mean().item<double>();
+  score.standard_error = score.values.std(/*unbiased=*/true).item<double>() / std::sqrt(static_cast<double>(count));
   score.seconds = seconds_since(start);
   return score;
 }

@@ -25,6 +25,7 @@ struct DensityScore {
   int64_t iterations = 0;        ///< of all blocks together, at most
   int64_t exact = 0;             ///< log-determinants of attention blocks that a roulette might not find and that were computed exactly
   double seconds = 0;
+  at::Tensor values{};  ///< (images) float64 on the CPU: of each image
 };
 
 /// What is judged beside what was trained: the unbiased figure of the held-out images (DensityScore) and the training loss, of augmented
@@ -52,7 +53,7 @@ RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane);
 /// Returns the report's path.
 std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run);
 
-/// As a JSON object, but for the seconds; what is not finite is null.
+/// As a JSON object, but for the seconds and the values; what is not finite is null.
 std::string to_json(const DensityScore& score);
 
 /// What is being done, and how much of it is done.

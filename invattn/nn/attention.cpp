@@ -444,6 +444,13 @@ void AttentionImpl::scale_by(const at::Tensor& factor) {
   (output_.is_empty() ? value_ : output_)->scale_by(factor);
 }
 
+void AttentionImpl::switch_off() {
+  at::NoGradGuard no_grad;
+  auto& map = output_.is_empty() ? value_ : output_;
+  map->weight.zero_();
+  if (map->bias.defined()) map->bias.zero_();
+}
+
 Certificate AttentionImpl::certificate() const {
   Certificate result{.policy = options_.policy};
   if (options_.policy == Policy::kStrict) {

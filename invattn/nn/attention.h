@@ -178,6 +178,8 @@ class AttentionImpl : public BranchImpl {
   FrozenBranch freeze(const at::Tensor& example) override;
   void project() override;
   void scale_by(const at::Tensor& factor) override;
+  /// W_L = 0 (F = 0 where there is no W_L), biases too, so that g is 0 everywhere: to see what a trained network owes to it.
+  void switch_off();
   Policy policy() const override { return options_.policy; }
   Certificate certificate() const override;
   int64_t outside_domain(const at::Tensor& x) const override;

@@ -11,6 +11,7 @@
 #include "invattn/report/density_figures.h"
 #include "invattn/report/density_page.h"
 #include "invattn/report/density_record.h"
+#include "invattn/report/density_study.h"
 #include "invattn/report/density_tables.h"
 #include "invattn/report/detection.h"
 #include "invattn/report/figures.h"
@@ -105,6 +106,7 @@ ReportSummary write(const Report& report, const std::filesystem::path& folder) {
 }  // namespace
 
 ReportSummary write_report(const std::filesystem::path& run) {
+  if (is_density_study(run)) return write(density_study_report(run), run);
   if (is_detection_run(run)) return write(detection_report({run}), run);
   if (is_density_run(run)) {
     const std::vector<DensityRecord> records = {read_density_record(run)};
@@ -154,6 +156,7 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
 std::string results_table(const std::vector<ResultRow>& rows) { return to_markdown(every_network(rows)); }
 
 std::string results_table(const std::filesystem::path& run) {
+  if (is_density_study(run)) return to_markdown(study_differences(read_density_study(run).first));
   if (is_detection_run(run)) return detection_table({run});
   if (is_density_run(run)) return to_markdown(density_results({read_density_record(run)}));
   return results_table(rows_of({read_run(run)}));

@@ -16,7 +16,7 @@ struct ReportSummary {
 };
 
 /// Reads a run folder of `reconstruct` (results.json, cells/), `density train` (results.json, metrics.jsonl, evaluation.json, samples/) or
-/// `detect train` (results.json, pictures.safetensors), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or
+/// `detect train` (results.json, pictures.safetensors), or a study of `density compare` (study.json), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or
 /// nothing. Works on a reconstruction that is under way: a network whose folder is not there yet has no pictures and charts, and the page
 /// says so. Files that are missing or damaged otherwise are an Error(kData) that names the file.
 ReportSummary write_report(const std::filesystem::path& run);
@@ -31,7 +31,7 @@ ReportSummary write_detection_report(const std::vector<std::filesystem::path>& r
 
 /// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.
 std::string results_table(const std::vector<ResultRow>& rows);
-/// The same of a run; of `density train` the line of its flow, of `detect train` that of its variant in the paper's layout.
+/// The same of a run; of `density train` the line of its flow, of `density compare` the differences, of `detect train` that of its variant in the paper's layout.
 std::string results_table(const std::filesystem::path& run);
 /// The latter of several runs, or of folders around them.
 std::string detection_table(const std::vector<std::filesystem::path>& runs);

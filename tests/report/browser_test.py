@@ -283,10 +283,17 @@ def test_plane(page):
     check(len(shown_samples(page)) == 1, "there is no picture of the density")
 
 
+def test_study(page):
+    for chart in ("#differences", "#by-steps", "#by-time"):
+        page.drawn(chart)
+    check("gaussian gains" in page.find("h1").text, "the page does not begin with the answer")
+    check_looks(page, "#differences")
+
+
 RECONSTRUCTION = (test_slider, test_play, test_charts, test_attention, test_choices, test_looks, test_labels, test_copy)
 DENSITY = (test_density_charts, test_density_samples, test_density_looks, test_labels, test_copy)
 PAGES = {"small": ("#iterate", RECONSTRUCTION), "density": ("#by-steps", DENSITY), "densities": ("#by-steps", DENSITY),
-         "plane": ("#by-steps", (test_plane, test_density_samples, test_labels))}
+         "plane": ("#by-steps", (test_plane, test_density_samples, test_labels)), "study": ("#differences", (test_study, test_labels, test_copy))}
 
 
 def main():

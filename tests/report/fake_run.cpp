@@ -12,7 +12,9 @@
 
 #include "invattn/core/seed.h"
 #include "invattn/io/image_file.h"
+#include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/report/density_study.h"
 
 namespace invattn::test {
 namespace {
@@ -301,6 +303,88 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
     write_text(folder / "evaluation.json", ordered_json{{"evaluations", evaluations}}.dump(1));
   }
   write_text(folder / "config.toml", "# What a run was made with\nsteps = 3000\n\n[flow]\nhidden = 512\n");
+}
+
+void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds) {
+  std::filesystem::create_directories(folder);
+  DensityStudy study{.dataset = "cifar10",
+                     .height = 32,
+                     .width = 32,
+                     .baseline = "none",
+                     .arms = {"none", "gaussian", "concatenation", "wider"},
+                     .images = 10000,
+                     .estimator = "roulette(minimum_terms=10, continuation=0.91)",
+                     .steps = 20000,
+                     .seconds = 280};
+  // Of each arm: above none with the first seed, and how this grows from seed to seed.
+  const std::map<std::string, std::pair<double, double>> shifts = {
+      {"none", {0, 0}}, {"gaussian", {-0.03, 0.01}}, {"concatenation", {0.02, 0.01}}, {"wider", {-0.015, 0}}};
+  const auto shift = [&](const std::string& arm, std::int64_t seed) {
+    return shifts.at(arm).first + shifts.at(arm).second * static_cast<double>(seed);
+  };
+  for (const std::string& arm : study.arms) {
+    for (std::int64_t seed = 0; seed < seeds; ++seed) {
+      const bool attends = arm == "gaussian" || arm == "concatenation";
+      const double bits = 3.5 + 0.004 * static_cast<double>(seed) + shift(arm, seed);
+      StudyRun run{.arm = arm,
+                   .seed = seed,
+                   .folder = arm + "-" + std::to_string(seed),
+                   .attention = attends ? arm : "none",
+                   .blocks = {4, 4, arm == "wider" ? 5 : 4},
+                   .steps = 20000,
+                   .seconds = 330,
+                   .step_seconds = arm == "none" ? 0.014 : 0.015,
+                   .parameters = 5500000,
+                   .model = "0123456789abcdef",
+                   .bits = bits,
+                   .standard_error = 0.006,
+                   .values = "values/0123456789abcdef.safetensors",
+                   .held_out = bits + 0.01,
+                   .inverse_images = 100,
+                   .inverse_failures = arm == "gaussian" && seed == 1 ? 2 : 0,
+                   .look_steps = {5000, 10000, 15000, 20000},
+                   .look_bits = {bits + 0.3, bits + 0.15, bits + 0.08, bits + 0.01},
+                   .made_with = "invattn 0.1.0, torch 2.11, cuda, 2 threads"};
+      if (attends) run.without = bits + 0.2;
+      study.runs.push_back(run);
+    }
+  }
+  const auto add = [&](StudyMeasure measure, const std::string& arm, const std::string& reference) {
+    StudyDifference difference{.measure = measure, .arm = arm, .reference = reference};
+    double mean = 0;
+    for (std::int64_t seed = 0; seed < seeds; ++seed) {
+      difference.seeds.push_back(seed);
+      difference.values.push_back(measure == StudyMeasure::kKnockOut ? -0.2 : shift(arm, seed) - shift(reference, seed));
+      mean += difference.values.back() / static_cast<double>(seeds);
+    }
+    double squares = 0;
+    for (const double value : difference.values) squares += (value - mean) * (value - mean);
+    difference.mean = mean;
+    if (seeds > 1) {
+      const auto count = static_cast<double>(seeds);
+      difference.seed_error = std::sqrt(squares / (count - 1) / count);
+      const bool claimed = std::abs(mean) > 2 * *difference.seed_error;
+      difference.verdict = claimed ? (mean < 0 ? StudyVerdict::kGain : StudyVerdict::kLoss) : StudyVerdict::kNothing;
+    }
+    if (measure != StudyMeasure::kHeldOut) {
+      difference.image_errors.assign(static_cast<std::size_t>(seeds), 0.0009);
+      difference.image_error = 0.0005;
+    }
+    study.differences.push_back(difference);
+  };
+  for (const StudyMeasure measure : {StudyMeasure::kTest, StudyMeasure::kHeldOut}) {
+    for (const char* arm : {"gaussian", "concatenation", "wider"}) add(measure, arm, "none");
+    for (const char* arm : {"gaussian", "concatenation"}) add(measure, arm, "wider");
+  }
+  for (const char* arm : {"gaussian", "concatenation"}) add(StudyMeasure::kKnockOut, arm, arm);
+  nlohmann::json written = fields_to_json(study);
+  written["made_with"] = {{"command", "invattn density compare runs/arms --out study"},
+                          {"invattn", "0.1.0"},
+                          {"torch", "2.11"},
+                          {"device", "cuda"},
+                          {"threads", 2},
+                          {"date", "2025-06-01 12:00:00"}};
+  write_text(folder / "study.json", written.dump(1));
 }
 
 }  // namespace invattn::test

@@ -45,4 +45,8 @@ struct FakeDensity {
 /// Writes a run folder as `invattn density train` would leave it, but for the model.
 void make_fake_density(const std::filesystem::path& folder, const FakeDensity& run);
 
+/// Writes a folder as `invattn density compare` would leave it, but for the values of each image: none, gaussian, concatenation and wider on
+/// CIFAR-10. Gaussian gains over none, shows no difference from wider, and concatenation loses.
+void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds);
+
 }  // namespace invattn::test

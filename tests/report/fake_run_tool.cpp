@@ -9,7 +9,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide|density|densities|plane\n";
+    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide|density|densities|plane|study\n";
     return 2;
   }
   const std::filesystem::path folder = argv[1];
@@ -18,6 +18,11 @@ int main(int argc, char** argv) {
     invattn::test::FakeDensity density;
     if (size == "plane") density = {.data = "two-moons", .side = 1, .attention = "none", .bits = 2.5, .evaluated = false};
     invattn::test::make_fake_density(folder, density);
+    std::cout << invattn::write_report(folder).html.string() << "\n";
+    return 0;
+  }
+  if (size == "study") {
+    invattn::test::make_fake_study(folder, 3);
     std::cout << invattn::write_report(folder).html.string() << "\n";
     return 0;
   }

@@ -104,7 +104,7 @@ const page = (() => {
             labels: { color: colour("--ink"), boxWidth: 22, boxHeight: 0, padding: 14, filter: (item) => item.text !== "" },
           },
           ruler: { lines: lines || [] },
-          tooltip: { callbacks: { label: (item) => " " + (item.dataset.name || item.dataset.label) + ": " + pretty(item.parsed.y) } },
+          tooltip: { callbacks: { label: (item) => " " + (item.dataset.name || item.dataset.label) + ": " + pretty(item.parsed[item.dataset.value || "y"]) } },
         },
       },
       plugins: [ruler],
