@@ -33,7 +33,11 @@ void add_report(CLI::App& tool) {
                                    {"invattn report RUN RUN --out both.html", "several runs compared on one page"}});
   auto runs = std::make_shared<std::vector<std::filesystem::path>>();
   auto out = std::make_shared<std::filesystem::path>();
-  command->add_option("RUN", *runs, "Folders of runs, as `invattn reconstruct`, `density train` or `detect train` wrote them; or of a study of `density compare`")->required();
+  command
+      ->add_option(
+          "RUN", *runs,
+          "Folders of runs, as `invattn reconstruct`, `density train` or `detect train` wrote them; or of a study of `density compare`")
+      ->required();
   command->add_option("--out", *out, "File of the page (default: report.html in the run's folder; of several runs comparison.html)");
   command->callback([runs, out] { report(*runs, *out); });
 }

@@ -107,7 +107,7 @@ std::string digest_of(const at::Tensor& data) {
 std::filesystem::path model_of(const FinishedRun& run) { return run.folder / "model.safetensors"; }
 
 std::shared_ptr<FlowImpl> load_flow(const FinishedRun& run, at::Device device) {
-  const auto flow = std::dynamic_pointer_cast<FlowImpl>(load(model_of(run)));
+  auto flow = std::dynamic_pointer_cast<FlowImpl>(load(model_of(run)));
   if (!flow || fields_to_json(flow->options()) != fields_to_json(run.options.flow)) {
     fail(ErrorKind::kData, kOrigin, model_of(run).string(), ": expected the flow of its config.toml, got ",
          flow ? "one of other options" : "another model", ". Train it again, or name another folder.");
@@ -476,6 +476,7 @@ DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, 
   require(!std::filesystem::exists(study.folder / "config.toml"), kOrigin, "expected a folder for a study, got ", study.folder.string(),
           ", which holds a run. Name another one by --out.");
   std::vector<FinishedRun> runs;
+  runs.reserve(folders.size());
   for (const std::filesystem::path& folder : folders) runs.push_back(read_finished_run(folder));
   require_comparable(runs, options.match);
   name_arms(runs);

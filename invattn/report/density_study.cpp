@@ -374,7 +374,7 @@ Table study_differences(const DensityStudy& study) {
                       " Over images: of the mean over seeds, as if the flows were given. Attention on − off: the same flow with W_L of its "
                       "attention blocks set to 0; below 0, the flow uses its attention.",
               .labels = 2,
-              .header = {"difference", "of", "mean", "± over seeds", "± over images", "seeds", "each seed", "verdict"}};
+              .header = {"difference", "of", "mean", "± over seeds", "verdict", "± over images", "seeds", "each seed"}};
   for (const StudyDifference& difference : study.differences) {
     std::string each;
     for (const double value : difference.values) each += (each.empty() ? "" : ", ") + signed_text(value, {});
@@ -383,10 +383,10 @@ Table study_differences(const DensityStudy& study) {
                           {measure_text(study, difference.measure)},
                           {signed_text(difference.mean, {})},
                           {difference.seed_error ? decimals(*difference.seed_error) : "not known"},
+                          {verdict_text(difference)},
                           {difference.image_error ? decimals(*difference.image_error) : ""},
                           {std::to_string(difference.seeds.size())},
-                          {each},
-                          {verdict_text(difference)}});
+                          {each}});
   }
   return table;
 }

@@ -51,6 +51,7 @@ std::vector<FinishedRun> four_arms() {
 std::vector<std::string> arms_of(std::vector<FinishedRun> runs) {
   name_arms(runs);
   std::vector<std::string> arms;
+  arms.reserve(runs.size());
   for (const FinishedRun& run : runs) arms.push_back(run.arm);
   return arms;
 }
