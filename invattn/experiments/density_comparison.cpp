@@ -405,8 +405,7 @@ void require_comparable(const std::vector<FinishedRun>& runs, StudyMatch match) 
     const double other = training_seconds(first);
     require(match == StudyMatch::kSteps || std::abs(seconds - other) <= kSameTime * std::max(seconds, other), kOrigin,
             "expected runs of equal time with --match seconds (steps times the median time of a step, to 5 %), got ", other, " s in ",
-            first.folder.string(), " and ", seconds, " s in ", run.folder.string(),
-            ". Train with other numbers of steps, or use --match steps.");
+            first.folder.string(), " and ", seconds, " s in ", run.folder.string(), ". Train with other numbers of steps.");
   }
 }
 
