@@ -118,8 +118,8 @@ TEST_F(DensityCompare, ArmsAreComparedImageByImageAndWhatWasScoredIsKept) {
   }
   int compared_arms = 0;
   for (const auto& difference : study.at("differences")) {
+    if (difference.at("measure") == "held-out") continue;  // of those seeds whose looks were early enough, by the clock
     EXPECT_EQ(difference.at("seeds"), (json{0, 1}));
-    if (difference.at("measure") == "held-out") continue;
     ++compared_arms;
     for (int seed = 0; seed < 2; ++seed) {
       const std::pair key(std::string("gaussian"), seed);
