@@ -13,7 +13,10 @@
 namespace invattn {
 namespace {
 
-at::Tensor per_channel(const at::Tensor& values) { return values.view({1, -1, 1, 1}); }
+/// (C) -> (1, C, H, W) of x. Gradients are then summed over the samples first: sums of many to a few channels leave most of a device idle.
+at::Tensor per_channel(const at::Tensor& values, const at::Tensor& x) {
+  return values.view({1, -1, 1, 1}).expand({1, -1, x.size(2), x.size(3)});
+}
 
 /// The shift and log scale that give x the mean 0 and the variance 1.
 std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
@@ -50,7 +53,7 @@ at::Tensor ActNormImpl::forward(const at::Tensor& x) {
     const bool first = !seen_ && start(x);
     if (!first && options_.follow > 0 && !recomputing()) follow(x);
   }
-  return (x + per_channel(shift_)) * per_channel(log_scale_.exp());
+  return (x + per_channel(shift_, x)) * per_channel(log_scale_.exp(), x);
 }
 
 bool ActNormImpl::start(const at::Tensor& x) {
@@ -106,7 +109,7 @@ std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, 
 Solution ActNormImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {
   check(y);
   at::NoGradGuard no_grad;
-  return {y * per_channel((-log_scale_).exp()) - per_channel(shift_), InverseReport::exact(y.size(0), "actnorm")};
+  return {y * per_channel((-log_scale_).exp(), y) - per_channel(shift_, y), InverseReport::exact(y.size(0), "actnorm")};
 }
 
 std::string ActNormImpl::describe() const { return nlohmann::json{{"type", "actnorm"}, {"options", fields_to_json(options_)}}.dump(); }

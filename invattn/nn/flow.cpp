@@ -263,7 +263,7 @@ Solution FlowImpl::inverse(const at::Tensor& z, const std::function<Solution(Seq
   std::vector<InverseReport> reports;
   auto rest = z.detach();
   if (dense_) {
-    auto solution = dense_->inverse(rest, options);
+    auto solution = undo(*dense_, rest);
     rest = solution.x;
     reports.push_back(std::move(solution.report));
   }

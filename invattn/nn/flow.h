@@ -173,7 +173,7 @@ class FlowImpl : public BijectionImpl {
   at::Tensor forward(const at::Tensor& x) override;
   std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
   Solution inverse(const at::Tensor& z, const SolverOptions& options) override;
-  /// By a way of one's own: `undo` gives what went into the blocks of a scale from what came out, the last scale first.
+  /// By a way of one's own: `undo` gives what went into the blocks of a scale (or the dense ones) from what came out, the last first.
   Solution inverse(const at::Tensor& z, const std::function<Solution(SequentialImpl& blocks, const at::Tensor& y)>& undo);
   void project() override;
   std::string describe() const override;
