@@ -312,7 +312,9 @@ Finding flow_kernels_finding(const Facts& facts) {
   Finding finding{.name = "flow convolutions on CUDA"};
   if (!kBuiltWithCuda || facts.gpus_in_torch == 0) {
     finding.status = Status::kNote;
-    finding.value = kBuiltWithCuda ? "built; no GPU here can run the kernels" : "no kernels built";
+    finding.value = kBuiltWithCuda ? "built" : "not built";
+    finding.remedy = std::string("flows train by plain convolutions; the kernels need a GPU of compute capability 9.0") +
+                     (kBuiltWithCuda ? "" : " and a CUDA toolkit (nvcc), then: make clean build");
     return finding;
   }
   std::vector<std::string> covered;

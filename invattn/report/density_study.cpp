@@ -87,7 +87,7 @@ std::string mean_text(const std::vector<double>& values, const char* pattern = "
 
 std::string blocks_text(const std::vector<int64_t>& blocks) {
   std::string text;
-  for (const int64_t count : blocks) text += (text.empty() ? "" : "-") + std::to_string(count);
+  for (const int64_t count : blocks) text.append(text.empty() ? "" : "-").append(std::to_string(count));
   return text;
 }
 

@@ -211,8 +211,8 @@ TEST(Bench, ConvolutionBlockOfAFlow) {
 class BenchFlow : public FileTest {};
 
 TEST_F(BenchFlow, GrowsOneThingAtATime) {
-  const ToolResult result = run_tool(
-      {"bench", "flow", "--repeats", "1", "--device", "cpu", "--threads", "1", "--plot", (folder / "flow.png").string(), "--json"});
+  const ToolResult result = run_tool({"bench", "flow", "--preset", "residual-flow", "--repeats", "1", "--device", "cpu", "--threads", "1",
+                                      "--plot", (folder / "flow.png").string(), "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto rows = nlohmann::json::parse(result.out).at("rows");
   ASSERT_EQ(rows.size(), 12U);
@@ -228,6 +228,9 @@ TEST(Bench, OptionsOfAttentionAreNotThoseOfFlows) {
   for (const std::vector<std::string>& more : {std::vector<std::string>{"flow", "--kind", "gaussian"},
                                                {"flow", "--shape", "2x4x6x6"},
                                                {"flow", "--kernels", "fast"},
+                                               {"flow", "--preset", "plane"},
+                                               {"flow", "--preset", "residual"},
+                                               {"flow-block", "--preset", "paper"},
                                                {"flow-block", "--guard"},
                                                {"flow-block", "--plot", "x.png"},
                                                {"flow-block", "--shape", "2x4x6x6", "2x4x8x8"}}) {

@@ -67,7 +67,14 @@ TEST(Doctor, SaysWhatTheKernelsCover) {
     EXPECT_EQ(coverage.at("covered"), kBuiltWithCuda) << coverage;
     EXPECT_EQ(coverage.at("obstacle").get<std::string>().empty(), kBuiltWithCuda) << coverage;
   }
+  const bool gpu = !kernels.at("cuda").empty();
+  EXPECT_EQ(kernels.at("flow_convolutions_cuda").size(), gpu ? 3U : 0U) << kernels;  // by activation
+  for (const nlohmann::json& coverage : kernels.at("flow_convolutions_cuda")) {
+    EXPECT_EQ(coverage.at("obstacle").get<std::string>().empty(), coverage.at("covered").get<bool>()) << coverage;
+    EXPECT_TRUE(coverage.at("activation") != "clipswish" || coverage.at("covered") == false) << coverage;
+  }
   const std::string text = run_tool({"doctor"}).out;
+  EXPECT_NE(text.find("flow convolutions on CUDA"), std::string::npos) << text;
   EXPECT_NE(text.find(kernels.at("instruction_set").get<std::string>() + "; all kinds, columns and balanced"), std::string::npos) << text;
   if (!kBuiltWithCuda) {
     EXPECT_NE(text.find("kernels on CUDA     not built"), std::string::npos) << text;

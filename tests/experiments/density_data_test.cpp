@@ -143,7 +143,7 @@ TEST(DensityConfigs, EveryFileInTheFolderIsAConfiguration) {
     EXPECT_NO_THROW(options.validate()) << entry.path();
     ++files;
   }
-  EXPECT_EQ(files, 5);
+  EXPECT_EQ(files, 6);
 }
 
 TEST(DensityGap, AHeldOutFigureFarAboveTheTrainingLossIsAWarning) {
