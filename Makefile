@@ -33,7 +33,7 @@ test: ## build and run every test that needs no GPU
 test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitizer, and the kernels' times
 	@scripts/setup --test
 	@$(CONFIGURE) -DINVATTN_CUDA=ON >/dev/null
-	@$(BUILD) --target kernels_cuda_attention_test kernels_cuda_convolution_test kernels_cuda_solver_test ops_branch_convolutions_test ops_composed_score_test ops_fast_attention_test \
+	@$(BUILD) --target kernels_cuda_attention_test kernels_cuda_channel_affine_test kernels_cuda_convolution_test kernels_cuda_solver_test ops_branch_convolutions_test ops_channel_affine_test ops_composed_score_test ops_fast_attention_test \
 	  ops_largest_singular_value_test ops_lip_swish_test train_captured_step_test train_judged_flow_test nn_fast_inverse_test
 	@scripts/test_cuda
 

@@ -119,8 +119,10 @@ void train(TrainArguments arguments) {
       std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
     } else {
       print(outcome.validation, plane_of(options.data).has_value());
-      std::cout << "training loss       " << number_text("%.4f", outcome.gap.training) << " +- "
-                << number_text("%.4f", outcome.gap.training_error) << " (over the steps that the weights come from)\n";
+      if (std::isfinite(outcome.gap.training)) {
+        std::cout << "training loss       " << number_text("%.4f", outcome.gap.training) << " +- "
+                  << number_text("%.4f", outcome.gap.training_error) << " (over the steps that the weights come from)\n";
+      }
       if (!outcome.gap.warning.empty()) std::cout << "warning             " << outcome.gap.warning << "\n";
       for (const std::string& promise : outcome.promises) std::cout << "attention           " << promise << "\n";
       std::cout << "Model: " << outcome.model.string() << "\n";

@@ -38,6 +38,16 @@ LogDetOptions DensityLogDet::options(int64_t seed, int64_t drawn) const {
   return ExactLogDet{};
 }
 
+LogDetOptions DensityLogDet::training_options(int64_t drawn) const {
+  LogDetOptions result = options(-1, drawn);
+  std::visit(
+      [](auto& chosen) {
+        if constexpr (requires { chosen.value_only; }) chosen.value_only = true;
+      },
+      result);
+  return result;
+}
+
 DensityLogDet DensityLogDet::covering(double constant) const {
   DensityLogDet result = *this;
   const double square = constant * constant;
@@ -62,7 +72,7 @@ void DensityOptions::validate() const {
   require_count(seed, 0, "seed");
   require_count(train_images, 0, "train_images");
   require_count(validation_images, 1, "validation_images");
-  require_count(steps, 1, "steps");
+  require_count(steps, 0, "steps");
   require_count(batch, 1, "batch");
   require_count(warm_up, 0, "warm_up");
   require_count(cool_down, 0, "cool_down");

@@ -52,6 +52,9 @@ struct DensityLogDet {
   /// `seed` of the probes; -1: torch's generator. `drawn`: the roulette's number of terms where all blocks share one draw, else 0.
   LogDetOptions options(int64_t seed = -1, int64_t drawn = 0) const;
 
+  /// For a training step: the values alone, probes from torch's generator.
+  LogDetOptions training_options(int64_t drawn) const;
+
   /// With a continuation above the square of `constant`, the bound of every branch: below it the roulette's variance may be infinite, and a
   /// standard error says nothing.
   DensityLogDet covering(double constant) const;
@@ -94,7 +97,7 @@ struct DensityOptions {
   int64_t validation_images = 500;  ///< of the training split, held out to look at while training
   int64_t seed = 0;
   FlowOptions flow{};
-  int64_t steps = 3000;
+  int64_t steps = 3000;  ///< 0: the weights of --weights or --resume are measured, judged and saved as they are
   int64_t batch = 64;
   OptimizerOptions optimizer{.method = OptimizerMethod::kAdamax, .clip_norm = 100};
   int64_t warm_up = 0;    ///< steps over which the learning rate grows from nothing
@@ -121,7 +124,7 @@ struct DensityOptions {
     field("validation_images", self.validation_images, "images of the training split that are held out, to look at while training");
     field("seed", self.seed, "choice of images, weights, order, noise");
     field("flow", self.flow, "the network");
-    field("steps", self.steps, "training steps");
+    field("steps", self.steps, "training steps; 0: weights that are given are measured, judged and saved as they are");
     field("batch", self.batch, "images per step");
     field("optimizer", self.optimizer, "how the weights are changed");
     field("warm_up", self.warm_up, "steps over which the learning rate grows from nothing");

@@ -225,7 +225,7 @@ class Training {
   void work(int64_t terms, bool guarded) {
     optimizer_->zero_grad();
     const at::Tensor x = flow_input(inputs(train_.index_select(0, batches_->numbers())), options_.channels_last);
-    const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.options(-1, terms)).value.mean();
+    const at::Tensor log_prob = flow_->log_prob(x, options_.log_det.training_options(terms)).value.mean();
     const at::Tensor loss = -log_prob / unit();
     const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
     (penalty.defined() ? loss + penalty : loss).backward();
@@ -459,6 +459,9 @@ class Training {
 
 DensityOutcome train_density(const DensityOptions& options, const DensityRun& run) {
   options.validate();
+  require(options.steps > 0 || run.run.resume || !run.weights.empty(), kOrigin,
+          "expected steps of 1 or more, got 0 and no weights that could be judged without training. Give --weights or --resume, or more "
+          "steps.");
   return Training(options, run).run();
 }
 

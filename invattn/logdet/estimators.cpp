@@ -16,17 +16,19 @@
 namespace invattn {
 namespace {
 
-/// 0 in the forward pass, the identity in the backward pass: lends its argument's gradient to a value computed elsewhere.
-/// The Neumann vector inside that argument is a constant to autograd, so that a second derivative would be silently wrong: it is refused.
-class GradientOnly : public torch::autograd::Function<GradientOnly> {
+/// A value computed elsewhere, with the gradient of `surrogate`.
+/// The Neumann vector inside the surrogate is a constant to autograd, so that a second derivative would be silently wrong: it is refused.
+class WithGradientOf : public torch::autograd::Function<WithGradientOf> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& surrogate) { return at::zeros_like(surrogate); }
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& value, const at::Tensor& /*surrogate*/) {
+    return value.view_as(value);
+  }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list outer) {
     require(!at::GradMode::is_enabled(), "log_det",
             "expected first derivatives only, got a backward pass with create_graph: the Neumann gradient cannot be differentiated again. ",
             "Use gradient=series or ExactLogDet.");
-    return {outer[0]};
+    return {at::Tensor(), outer[0]};
   }
 };
 
@@ -48,12 +50,46 @@ at::Tensor as_sample_factor(const at::Tensor& factor, const at::Tensor& x) {
 
 double alternating_sign(int64_t k) { return k % 2 == 1 ? 1.0 : -1.0; }
 
+/// The weights of a draw's terms: numbers of the host where all samples have the same, so that no device has to be told.
+class Weights {
+ public:
+  explicit Weights(const ProbeDraw& draw) {
+    if (draw.weights.size(1) == 1) {
+      const auto there = draw.weights.to(at::kCPU, at::kDouble).contiguous();
+      common_.assign(there.const_data_ptr<double>(), there.const_data_ptr<double>() + there.numel());
+    } else {
+      each_ = draw.weights.to(draw.probe.options());
+    }
+  }
+
+  bool are_common() const { return !common_.empty(); }
+  double common(int64_t k) const { return common_[static_cast<std::size_t>(k - 1)]; }
+
+  /// factor x the weight of term k x numbers of each sample, (B).
+  at::Tensor times(int64_t k, double factor, const at::Tensor& numbers) const {
+    return are_common() ? numbers * (factor * common(k)) : each_[k - 1] * factor * numbers;
+  }
+  /// Adds factor x the weight of term k x vectors to `sum`.
+  void add(at::Tensor& sum, int64_t k, double factor, const at::Tensor& vectors) const {
+    if (are_common()) {
+      sum.add_(vectors, factor * common(k));
+    } else {
+      sum.addcmul_(vectors, as_sample_factor(each_[k - 1], vectors), factor);
+    }
+  }
+
+ private:
+  std::vector<double> common_;
+  at::Tensor each_;  // (terms, B)
+};
+
 at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& draw) {
+  const Weights weights(draw);
   auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
   auto power = draw.probe;  // (J')^k v
   for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
     power = products.vjp_with_graph(power);
-    value = value + draw.weights[k - 1] * (alternating_sign(k) / static_cast<double>(k)) * inner_products(power, draw.probe);
+    value = value + weights.times(k, alternating_sign(k) / static_cast<double>(k), inner_products(power, draw.probe));
   }
   return value;
 }
@@ -62,14 +98,27 @@ at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& dra
 /// to last - 1 of w = sum_{k=0..} (-1)^k weights[k] (J')^k v are added to it, from the same products.
 at::Tensor estimate_terms(BranchProducts& products, const ProbeDraw& draw, int64_t first, int64_t last, at::Tensor& power,
                           at::Tensor* neumann) {
+  const Weights weights(draw);
   auto series = at::zeros_like(draw.probe);  // sum_k (-1)^(k+1)/k weights[k] (J')^k v: added up before the one inner product
   for (int64_t k = first + 1; k <= last; ++k) {
-    const auto weight = as_sample_factor(draw.weights[k - 1], power);
-    if (neumann != nullptr) neumann->addcmul_(power, weight, alternating_sign(k));
+    if (neumann != nullptr) weights.add(*neumann, k, alternating_sign(k), power);
     power = products.vjp(power);
-    series.addcmul_(power, weight, alternating_sign(k) / static_cast<double>(k));
+    weights.add(series, k, alternating_sign(k) / static_cast<double>(k), power);
   }
   return inner_products(series, draw.probe);
+}
+
+/// Series and Neumann vector of all terms, by what the problem knows of such sums.
+std::pair<at::Tensor, at::Tensor> known_sums(const PowerSums& sums, const ProbeDraw& draw, const Weights& weights) {
+  const int64_t terms = draw.weights.size(0);
+  std::vector<double> series{0};
+  std::vector<double> neumann;
+  for (int64_t k = 1; k <= terms; ++k) {
+    series.push_back(alternating_sign(k) / static_cast<double>(k) * weights.common(k));
+    neumann.push_back(alternating_sign(k) * weights.common(k));
+  }
+  neumann.push_back(0);
+  return sums(draw.probe, series, neumann);
 }
 
 /// The value alone. Once half of the samples at work have come to the end of their series they are left out, so that a batch costs about
@@ -93,19 +142,35 @@ at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products
     lengths = lengths.index_select(0, staying);
     samples = samples.index_select(0, there);
     part.x = part.x.index_select(0, there);
-    left = {.probe = left.probe.index_select(0, there), .weights = left.weights.index_select(1, there)};
+    left = {.probe = left.probe.index_select(0, there), .weights = left.weights.index_select(1, staying)};
     power = power.index_select(0, there);
     first = last;
   }
 }
 
 /// d log det(I + J) = tr((I + J)^-1 dJ) = E[w' dJ v] with w = (I + J')^-1 v, so that <J'w, v> with w held constant has the gradient.
-at::Tensor estimate_with_neumann_gradient(BranchProducts& products, const ProbeDraw& draw) {
-  auto neumann = at::zeros_like(draw.probe);
-  auto power = draw.probe;
-  const auto value = estimate_terms(products, draw, 0, draw.weights.size(0), power, &neumann);
+at::Tensor estimate_with_neumann_gradient(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw) {
+  at::Tensor value;
+  at::Tensor neumann;
+  if (const Weights weights(draw); problem.power_sums && weights.are_common()) {
+    const at::NoGradGuard no_graph;
+    auto [series, vector] = known_sums(problem.power_sums, draw, weights);
+    value = inner_products(series, draw.probe);
+    neumann = vector;
+  } else {
+    neumann = at::zeros_like(draw.probe);
+    auto power = draw.probe;
+    value = estimate_terms(products, draw, 0, draw.weights.size(0), power, &neumann);
+  }
   const auto surrogate = inner_products(products.vjp_with_graph(neumann), draw.probe);
-  return surrogate.requires_grad() ? value + GradientOnly::apply(surrogate) : value;
+  return surrogate.requires_grad() ? WithGradientOf::apply(value, surrogate) : value;
+}
+
+/// Of one draw, (B).
+at::Tensor estimate(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw, LogDetGradient gradient) {
+  if (!wants_gradient(problem)) return estimate_value(problem, products, draw);
+  return gradient == LogDetGradient::kNeumann ? estimate_with_neumann_gradient(problem, products, draw)
+                                              : estimate_through_graph(products, draw);
 }
 
 /// Draws of how many terms come after the minimum: the stride times how often the game went on.
@@ -130,10 +195,12 @@ std::optional<at::Generator> make_generator(const Options& options) {
 /// With a seed drawn on the CPU whatever the device, so that it means the same everywhere; without one where x is, so that a training step
 /// does not wait for the host.
 at::Tensor draw_probe(Probe probe, const at::Tensor& x, const std::optional<at::Generator>& generator) {
-  const auto where = x.options().device(generator ? at::kCPU : x.device()).memory_format(std::nullopt);
-  auto drawn = probe == Probe::kGaussian ? at::randn(x.sizes(), generator, where) : at::randint(2, x.sizes(), generator, where);
+  const bool there = !generator && !x.is_cpu();  // in the format of x at once
+  const auto format = there ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
+  auto drawn = at::empty(x.sizes(), x.options().device(generator ? at::kCPU : x.device()).memory_format(format));
+  drawn = probe == Probe::kGaussian ? drawn.normal_(0, 1, generator) : drawn.random_(2, generator);
   drawn = drawn.to(x.device()).contiguous(x.suggest_memory_format());
-  return probe == Probe::kGaussian ? drawn : drawn.mul_(2).sub_(1);
+  return probe == Probe::kGaussian ? drawn : at::rsub(drawn, -1, -2);  // 2 drawn - 1
 }
 
 /// `draw_weights(generator)` gives the weights of one probe's series.
@@ -149,14 +216,16 @@ LogDet average_probes(const LogDetProblem& problem, const Options& options, cons
       continue;
     }
     auto probe = draw_probe(options.probe, x, generator);
-    draws.push_back({.probe = std::move(probe), .weights = draw_weights(generator).to(x.options())});
+    draws.push_back({.probe = std::move(probe), .weights = draw_weights(generator)});
     if (!options.draws) continue;
     options.draws->kept.push_back(draws.back());
     options.draws->next = options.draws->kept.size();
   }
   const auto estimates = probe_estimates(problem, draws, options.gradient);  // (probes, B)
+  const auto value = options.probes == 1 ? estimates.squeeze(0) : estimates.mean(0);
+  if (options.value_only) return {.value = value, .standard_error = {}, .sign = {}};
   const auto unknown = at::full({x.size(0)}, std::numeric_limits<double>::quiet_NaN(), x.options());
-  return {.value = estimates.mean(0),
+  return {.value = value,
           .standard_error =
               options.probes == 1 ? unknown : estimates.detach().std(0, /*unbiased=*/true) / std::sqrt(static_cast<double>(options.probes)),
           .sign = unknown.clone()};
@@ -166,19 +235,10 @@ LogDet average_probes(const LogDetProblem& problem, const Options& options, cons
 
 at::Tensor probe_estimates(const LogDetProblem& problem, const std::vector<ProbeDraw>& draws, LogDetGradient gradient) {
   BranchProducts products(problem);
-  const bool with_graph = wants_gradient(problem);
   std::vector<at::Tensor> estimates;
   estimates.reserve(draws.size());
-  for (const auto& draw : draws) {
-    if (!with_graph) {
-      estimates.push_back(estimate_value(problem, products, draw));
-    } else if (gradient == LogDetGradient::kNeumann) {
-      estimates.push_back(estimate_with_neumann_gradient(products, draw));
-    } else {
-      estimates.push_back(estimate_through_graph(products, draw));
-    }
-  }
-  return at::stack(estimates, 0);
+  for (const auto& draw : draws) estimates.push_back(estimate(problem, products, draw, gradient));
+  return estimates.size() == 1 ? estimates[0].unsqueeze(0) : at::stack(estimates, 0);
 }
 
 at::Tensor roulette_weights(const RouletteLogDet& options, int64_t batch, const std::optional<at::Generator>& generator) {
@@ -193,14 +253,14 @@ int64_t draw_terms(const RouletteLogDet& options, at::Generator generator) {
 }
 
 LogDet estimated_log_det(const LogDetProblem& problem, const SeriesLogDet& options) {
-  return average_probes(problem, options, [&](const auto&) { return at::ones({options.terms, 1}, problem.x.options()); });
+  return average_probes(problem, options, [&](const auto&) { return at::ones({options.terms, 1}, at::kDouble); });
 }
 
 LogDet estimated_log_det(const LogDetProblem& problem, const RouletteLogDet& options) {
   const auto batch = problem.x.size(0);
   if (options.terms > 0) {
     return average_probes(problem, options, [&](const auto&) {
-      return at::pow(1 / options.continuation, played_terms(options, options.terms, problem.x.options())).unsqueeze(1);
+      return at::pow(1 / options.continuation, played_terms(options, options.terms, at::kDouble)).unsqueeze(1);
     });
   }
   return average_probes(problem, options, [&](const auto& generator) { return roulette_weights(options, batch, generator); });

@@ -15,7 +15,8 @@ struct LogDet {
   /// (B), nats, in the type of x. Carries a graph exactly when gradients were wanted (LogDetProblem).
   at::Tensor value;
   /// (B), no graph: how far the value is from its expectation (standard deviation over probes / sqrt(probes)). 0 where exact; NaN where
-  /// one probe gives no estimate. It knows nothing of the bias of a truncated series: see `series_remainder`.
+  /// one probe gives no estimate. It knows nothing of the bias of a truncated series: see `series_remainder`. Undefined, like the sign, where
+  /// the options ask for the value only.
   at::Tensor standard_error;
   /// (B), no graph: the sign of det(I + J) where exact, NaN where an estimator did not look. It is 1 wherever the branch is a
   /// contraction. -1 or 0 says that x + g(x) folds or degenerates near this sample: the value is still log|det| (-inf where the
@@ -37,6 +38,8 @@ struct LogDetProblem {
   std::function<std::unique_ptr<Linearization>(const at::Tensor& x)> linearize;
   /// u -> J'u, with a graph to x, the weights and u where gradients are on; empty: autograd differentiates the branch value.
   std::function<at::Tensor(const at::Tensor&)> vjp = {};
+  /// Empty: made of products J'u, one after the other.
+  PowerSums power_sums = {};
 };
 
 /// log|det(I + J_g(x))| per sample, by the method that the options name.

@@ -51,6 +51,15 @@ LogDetOptions with_guarded_terms(LogDetOptions options) {
   return options;
 }
 
+bool value_only(const LogDetOptions& options) {
+  return std::visit(
+      [](const auto& chosen) {
+        if constexpr (requires { chosen.value_only; }) return chosen.value_only;
+        return false;
+      },
+      options);
+}
+
 std::string describe(const LogDetOptions& options) {
   constexpr std::array<std::string_view, 3> kMethods{"series", "roulette", "exact"};
   return std::visit([&](const auto& chosen) { return std::string(kMethods.at(options.index())) + "(" + print_fields(chosen) + ")"; },

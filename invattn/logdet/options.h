@@ -51,7 +51,7 @@ struct EnumNames<LogDetGradient> {
 /// One probe per sample and the weights of its series.
 struct ProbeDraw {
   at::Tensor probe;    ///< v, (B, ...): type, device and shape of x
-  at::Tensor weights;  ///< (terms, B), or (terms, 1) where all samples have the same; type and device of x
+  at::Tensor weights;  ///< (terms, B), or (terms, 1) where all samples have the same; on the CPU
 };
 
 /// What was drawn for an estimate, so that it can be computed a second time: from `next` on it is given again, behind its end new draws are
@@ -79,6 +79,9 @@ struct SeriesLogDet {
   int64_t seed = -1;
   /// Where the same estimate is computed twice (nn/recompute.h): keeps what is drawn. No option of a configuration.
   std::shared_ptr<LogDetDraws> draws = nullptr;
+  /// Leaves standard error and sign undefined: a training step reads neither, and on a GPU each part of a chain would launch kernels for them.
+  /// No option of a configuration.
+  bool value_only = false;
 
   /// Throws a usage error that names the first field out of range.
   void validate() const;
@@ -124,6 +127,7 @@ struct RouletteLogDet {
   int64_t seed = -1;
   /// As in SeriesLogDet.
   std::shared_ptr<LogDetDraws> draws = nullptr;
+  bool value_only = false;
 
   /// Throws a usage error that names the first field out of range.
   void validate() const;
@@ -165,6 +169,9 @@ using LogDetOptions = std::variant<SeriesLogDet, RouletteLogDet, ExactLogDet>;
 
 /// For a branch whose constant is measured: with the `guarded_terms` among those that are always computed.
 LogDetOptions with_guarded_terms(LogDetOptions options);
+
+/// Whether standard errors and signs are to stay undefined.
+bool value_only(const LogDetOptions& options);
 
 /// "series(terms=10, probes=1, …)", "roulette(…)" or "exact(…)".
 std::string describe(const LogDetOptions& options);

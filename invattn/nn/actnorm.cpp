@@ -13,11 +13,6 @@
 namespace invattn {
 namespace {
 
-/// (C) -> (1, C, H, W) of x. Gradients are then summed over the samples first: sums of many to a few channels leave most of a device idle.
-at::Tensor per_channel(const at::Tensor& values, const at::Tensor& x) {
-  return values.view({1, -1, 1, 1}).expand({1, -1, x.size(2), x.size(3)});
-}
-
 /// The shift and log scale that give x the mean 0 and the variance 1.
 std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
   const auto channels_last = x.detach().transpose(0, 1).flatten(1);  // (C, B H W)
@@ -47,13 +42,15 @@ void ActNormImpl::check(const at::Tensor& x) const {
           x.scalar_type(), ".");
 }
 
-at::Tensor ActNormImpl::forward(const at::Tensor& x) {
+at::Tensor ActNormImpl::forward(const at::Tensor& x) { return pass(x).y; }
+
+ChannelAffine ActNormImpl::pass(const at::Tensor& x) {
   check(x);
   if (is_training() && x.numel() > 0) {
     const bool first = !seen_ && start(x);
     if (!first && options_.follow > 0 && !recomputing()) follow(x);
   }
-  return (x + per_channel(shift_, x)) * per_channel(log_scale_.exp(), x);
+  return channel_affine(x, shift_, log_scale_);
 }
 
 bool ActNormImpl::start(const at::Tensor& x) {
@@ -101,15 +98,16 @@ void ActNormImpl::follow(const at::Tensor& x) {
   log_scale_.lerp_(log_scale, 1 - options_.follow);
 }
 
-std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& /*options*/) {
-  auto y = forward(x);
-  return {y, exact_log_det((log_scale_.sum() * (x.size(2) * x.size(3))).expand({x.size(0)}))};
+std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+  auto [y, log_det] = pass(x);
+  return {y, exact_log_det(log_det, options)};
 }
 
 Solution ActNormImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {
   check(y);
   at::NoGradGuard no_grad;
-  return {y * per_channel((-log_scale_).exp(), y) - per_channel(shift_, y), InverseReport::exact(y.size(0), "actnorm")};
+  const auto per_channel = [](const at::Tensor& values) { return values.view({1, -1, 1, 1}); };
+  return {y * per_channel((-log_scale_).exp()) - per_channel(shift_), InverseReport::exact(y.size(0), "actnorm")};
 }
 
 std::string ActNormImpl::describe() const { return nlohmann::json{{"type", "actnorm"}, {"options", fields_to_json(options_)}}.dump(); }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "invattn/nn/bijection.h"
+#include "invattn/ops/channel_affine.h"
 
 namespace invattn {
 
@@ -44,6 +45,7 @@ class ActNormImpl : public BijectionImpl {
 
  private:
   void check(const at::Tensor& x) const;
+  ChannelAffine pass(const at::Tensor& x);
   bool start(const at::Tensor& x);  // false where it was started in another process
   void set(const at::Tensor& shift, const at::Tensor& log_scale);
   void follow(const at::Tensor& x);

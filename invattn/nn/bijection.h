@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "invattn/logdet/log_det.h"
 #include "invattn/solver/solve.h"
@@ -42,6 +43,9 @@ class BijectionImpl : public torch::nn::Module {
 using Bijection = std::shared_ptr<BijectionImpl>;
 
 /// A log-determinant that is known in closed form.
-LogDet exact_log_det(const at::Tensor& value);
+LogDet exact_log_det(const at::Tensor& value, const LogDetOptions& options);
+
+/// Of a chain, from those of its parts; there is at least one.
+LogDet chained(const std::vector<LogDet>& parts);
 
 }  // namespace invattn

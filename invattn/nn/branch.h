@@ -24,6 +24,7 @@ struct FrozenBranch {
 struct BranchValue {
   at::Tensor value;  // g(x)
   TensorMap vjp{};   // u -> J'u, with a graph to x, the weights and u where gradients are on; empty: autograd differentiates the value
+  PowerSums power_sums{};  // at x; empty: by the vjp
 };
 
 /// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.

@@ -269,8 +269,8 @@ BranchValue ConvolutionImpl::forward_with_vjp(const at::Tensor& x) {
   const auto outside = x.scalar_type();
   const auto inside = computed_in();
   if (maps.shifts.empty() && covers_branch_convolutions(x, maps.weights)) {
-    auto [value, vjp] = branch_convolutions(x, maps.weights, maps.biases, maps.betas);
-    return {std::move(value), std::move(vjp)};
+    auto there = branch_convolutions(x, maps.weights, maps.biases, maps.betas);
+    return {std::move(there.value), std::move(there.vjp), std::move(there.power_sums)};
   }
   Slopes slopes(options_.activation);
   const auto value = pass(maps, slopes, x.to(inside)).to(outside);

@@ -235,20 +235,17 @@ at::Tensor FlowImpl::forward(const at::Tensor& x) {
 
 std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
   check(x);
-  auto total = exact_log_det(transform_log_det(x));
+  std::vector<LogDet> determinants{exact_log_det(transform_log_det(x), options)};
   const auto through = [&](SequentialImpl& blocks, const std::vector<ConvolutionImpl*>& convolutions, std::size_t i, const at::Tensor& y) {
     // A block that will be computed a second time needs weights of its own for that.
     if (!options_.recompute) ConvolutionImpl::prepare(convolutions, y.suggest_memory_format());
     auto [next, part] = blocks.forward_log_det(y, options_for_part(options, i));
-    total.value = total.value + part.value;
-    total.standard_error = at::hypot(total.standard_error, part.standard_error);
-    total.sign = total.sign * part.sign;
-    total.exact += part.exact;
+    determinants.push_back(std::move(part));
     return next;
   };
   auto z = run(x, [&](std::size_t i, const at::Tensor& y) { return through(*scales_[i].blocks, scales_[i].convolutions, i, y); });
   if (dense_) z = through(*dense_, dense_convolutions_, scales_.size(), z);
-  return {z, total};
+  return {z, chained(determinants)};
 }
 
 Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {

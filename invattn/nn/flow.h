@@ -147,7 +147,7 @@ FlowOptions flow_preset(FlowPreset preset);
 /// log p(x) of each sample, in nats, of the density over x as it is given to the flow.
 struct LogProb {
   at::Tensor value;           ///< (B)
-  at::Tensor standard_error;  ///< (B), no graph: of the log-determinant's estimate; NaN where one probe gives none
+  at::Tensor standard_error;  ///< (B), no graph: of the log-determinant's estimate (LogDet); undefined where the value only is asked for
   int64_t exact = 0;          ///< as LogDet's
 };
 

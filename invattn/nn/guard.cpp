@@ -17,6 +17,7 @@ void GuardOptions::validate() const {
   require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
   require(weight >= 0 && std::isfinite(weight), "GuardOptions", "expected a weight of 0 or more, got ", weight, ".");
   require(fraction > 0 && fraction <= 1, "GuardOptions", "expected a fraction in (0, 1], got ", fraction, ".");
+  require(every > 0, "GuardOptions", "expected every to be 1 or more, got ", every, ".");
   require(iterations > 0, "GuardOptions", "expected at least one iteration, got ", iterations, ".");
   require(margin >= 1 && std::isfinite(margin), "GuardOptions", "expected a margin of 1 or more, got ", margin, ".");
 }
@@ -42,7 +43,7 @@ Guard::~Guard() {
 double Guard::last_largest() const { return last_largest_.defined() ? last_largest_.item<double>() : 0.0; }
 
 int64_t Guard::interval(int64_t batch) const {
-  return std::max<int64_t>(1, std::llround(1 / (options_.fraction * static_cast<double>(std::max<int64_t>(batch, 1)))));
+  return std::max<int64_t>(options_.every, std::llround(1 / (options_.fraction * static_cast<double>(std::max<int64_t>(batch, 1)))));
 }
 
 bool Guard::due(int64_t step, int64_t batch) const { return !guarded_.empty() && step % interval(batch) == 0; }
@@ -65,8 +66,8 @@ at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
             " samples, got ", images.defined() ? images.size(0) : 0, ".");
     if (batch.size(0) == 0) continue;
     // The next part of the batch, around the end.
-    const auto part_size =
-        std::clamp<int64_t>(std::llround(std::ceil(options_.fraction * static_cast<double>(batch.size(0)))), 1, batch.size(0));
+    const double share = options_.fraction * static_cast<double>(options_.every);
+    const auto part_size = std::clamp<int64_t>(std::llround(std::ceil(share * static_cast<double>(batch.size(0)))), 1, batch.size(0));
     if (!turn_.defined() || turn_.device() != batch.device()) {
       turn_ = turn_.defined() ? turn_.to(batch.device()) : at::zeros({}, batch.options().dtype(at::kLong));
     }

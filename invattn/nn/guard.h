@@ -19,6 +19,7 @@ struct GuardOptions {
   double target = 0.85;            ///< local constants above this are penalised while training
   double weight = 10.0;            ///< of the penalty in the loss
   double fraction = 0.08;          ///< of the samples, in turn, that are looked at; less than one a batch: one every so many steps
+  int64_t every = 1;               ///< steps from one look to the next, each at so many times as many samples: fewer, larger launches
   int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
   double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
   LocalConstantOptions measure{};  ///< how constants are measured at the end
@@ -28,6 +29,7 @@ struct GuardOptions {
     field("target", self.target, "local constants above this are penalised while training");
     field("weight", self.weight, "of the penalty in the loss");
     field("fraction", self.fraction, "of the samples, in turn, that are looked at; less than one a batch: one every so many steps");
+    field("every", self.every, "steps from one look to the next, each at so many times as many samples");
     field("iterations", self.iterations, "power iterations per step and block");
     field("margin", self.margin, "the final scale leaves room by this factor");
     field("measure", self.measure, "how constants are measured at the end");
@@ -56,8 +58,8 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// Whether a step looks at constants: every step, but for batches so small that `fraction` of one is less than a sample. The steps
-  /// between are then for the loss alone.
+  /// Whether a step looks at constants: one of `every`, and fewer for batches so small that `fraction` of one is less than a sample. The
+  /// steps between are for the loss alone.
   bool due(int64_t step, int64_t batch) const;
 
   /// weight x the sum over blocks of mean relu(L - target)^2, differentiable, at the inputs of the last forward pass, as many times as

@@ -49,12 +49,13 @@ struct Work : torch::CustomClassHolder {
   std::size_t first_ = 0;
 };
 
-/// (x, weights of the part) -> (y, log-determinant, its standard error, its sign)
+/// (x, weights of the part) -> (y, log-determinant, and unless the value alone is asked for its standard error and its sign)
 struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Work>& work, at::TensorList inputs) {
     auto [y, log_det] = work->compute(inputs[0]);
     context->save_for_backward(inputs.vec());  // after the first batch may have set a part's weights
     context->saved_data["work"] = c10::IValue::make_capsule(work);
+    if (!log_det.sign.defined()) return {y, log_det.value};
     context->mark_non_differentiable({log_det.standard_error, log_det.sign});
     return {y, log_det.value, log_det.standard_error, log_det.sign};
   }
@@ -95,6 +96,7 @@ std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at
                            std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.requires_grad(); });
   if (!needs_graph) return part->forward_log_det(x, options);
   auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, options), at::TensorList(inputs));
+  if (outputs.size() == 2) return {outputs[0], LogDet{.value = outputs[1], .standard_error = {}, .sign = {}}};
   return {outputs[0], LogDet{.value = outputs[1], .standard_error = outputs[2], .sign = outputs[3]}};
 }
 

@@ -58,12 +58,12 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
   if (recording_) recorded_ = x.detach();
   // A log-determinant is made of derivatives in x, also where x is data.
   const auto point = at::GradMode::is_enabled() && !x.requires_grad() ? x.detach().requires_grad_(true) : x;
-  const auto [value, vjp] = branch_->forward_with_vjp(point);
+  const auto [value, vjp, power_sums] = branch_->forward_with_vjp(point);
   const auto linearize = [this, frozen = FrozenBranch{}](const at::Tensor& some) mutable {
     if (!frozen.linearize) frozen = branch_->freeze(some);
     return frozen.linearize(some);
   };
-  const LogDetProblem problem{point, value, linearize, vjp};
+  const LogDetProblem problem{point, value, linearize, vjp, power_sums};
   const bool measured = branch_->policy() == Policy::kGuarded || branch_->policy() == Policy::kPaper;
   auto determinant = log_det(problem, measured ? with_guarded_terms(options) : options);
   const bool graph = at::GradMode::is_enabled() && value.requires_grad();

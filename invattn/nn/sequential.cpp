@@ -4,7 +4,9 @@
 
 #include <ostream>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
@@ -48,17 +50,15 @@ at::Tensor SequentialImpl::forward(const at::Tensor& x) {
 std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
   require_images(x, "Sequential");
   auto y = x;
-  auto total = exact_log_det(at::zeros({x.size(0)}, x.options()));
+  if (parts_.empty()) return {y, exact_log_det(at::zeros({x.size(0)}, x.options()), options)};
+  std::vector<LogDet> determinants;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto chosen = options_for_part(options, i);
     auto [next, part] = recompute_ ? recomputed_log_det(parts_[i], y, chosen) : parts_[i]->forward_log_det(y, chosen);
     y = next;
-    total.value = total.value + part.value;
-    total.standard_error = at::hypot(total.standard_error, part.standard_error);
-    total.sign = total.sign * part.sign;
-    total.exact += part.exact;
+    determinants.push_back(std::move(part));
   }
-  return {y, total};
+  return {y, chained(determinants)};
 }
 
 Solution SequentialImpl::inverse(const at::Tensor& y, const SolverOptions& options) {

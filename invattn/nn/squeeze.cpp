@@ -29,9 +29,9 @@ at::Tensor SqueezeImpl::forward(const at::Tensor& x) {
   return x.reshape({batch, channels, height, f, width, f}).permute({0, 1, 3, 5, 2, 4}).reshape({batch, channels * f * f, height, width});
 }
 
-std::pair<at::Tensor, LogDet> SqueezeImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& /*options*/) {
+std::pair<at::Tensor, LogDet> SqueezeImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
   auto y = forward(x);
-  return {y, exact_log_det(at::zeros({x.size(0)}, x.options()))};
+  return {y, exact_log_det(at::zeros({x.size(0)}, x.options()), options)};
 }
 
 Solution SqueezeImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {

@@ -18,6 +18,7 @@ using kernels::cuda::ConvolutionActivation;
 using kernels::cuda::ConvolutionArrays;
 using kernels::cuda::ConvolutionPass;
 using kernels::cuda::ConvolutionProblem;
+using kernels::cuda::ConvolutionSums;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -73,7 +74,8 @@ Packed pack(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
 
 /// `input` and the result are images (B, C, H, W). With `of_betas` it becomes the derivative in betas, (2).
 at::Tensor run_pass(ConvolutionPass pass, const at::Tensor& input, const at::Tensor& packed, int64_t hidden, const at::Tensor& betas,
-                    ConvolutionArrays arrays, const at::Tensor& bias = {}, at::Tensor* of_betas = nullptr) {
+                    ConvolutionArrays arrays, const at::Tensor& bias = {}, at::Tensor* of_betas = nullptr,
+                    const ConvolutionSums& sums = {}) {
   const auto image = channels_last(input);
   const bool swish = is_swish(betas);
   const auto problem = problem_of(image, hidden, swish);
@@ -87,7 +89,7 @@ at::Tensor run_pass(ConvolutionPass pass, const at::Tensor& input, const at::Ten
   }
   const DeviceLaunch launch(image.device(), kernels::cuda::pass_workspace_bytes(problem));
   kernels::cuda::convolution_pass(problem, pass, image.const_data_ptr<float>(), read(packed), arrays, read(bias),
-                                  result.mutable_data_ptr<float>(), launch.get().workspace, launch.get().stream);
+                                  result.mutable_data_ptr<float>(), launch.get().workspace, launch.get().stream, sums);
   launch.check(kOrigin);
   if (of_betas != nullptr) *of_betas = swish ? parts.sum(1) : at::Tensor();
   return result;
@@ -243,8 +245,8 @@ std::string branch_convolutions_obstacle(const at::Tensor& x, const std::vector<
   return "they take up to 48 channels and a multiple of 128 up to 512 inside, on a device of compute capability 9.0";
 }
 
-std::pair<at::Tensor, TensorMap> branch_convolutions(const at::Tensor& x, const std::vector<at::Tensor>& weights,
-                                                     const std::vector<at::Tensor>& biases, const at::Tensor& betas) {
+BranchConvolutions branch_convolutions(const at::Tensor& x, const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& biases,
+                                       const at::Tensor& betas) {
   require(covers_branch_convolutions(x, weights) && biases.size() == 3, kOrigin,
           "expected what covers_branch_convolutions says yes to, and three biases, got x of ", x.sizes(), " and ", weights.size(),
           " weights. Use plain convolutions in its place.");
@@ -255,15 +257,31 @@ std::pair<at::Tensor, TensorMap> branch_convolutions(const at::Tensor& x, const 
   const auto parts =
       Value::apply(x, weights[0], biases[0], weights[1], biases[1], weights[2], biases[2], together, packed.along, packed.against);
   const Known known{parts[1], parts[2], parts[betas.defined() ? 3 : 1], parts[betas.defined() ? 4 : 2]};
-  const auto vjp = [known, weights, together, packed](const at::Tensor& u) {
-    if (at::GradMode::is_enabled()) {
-      return Product::apply(u, known.first, known.second, known.first_slope, known.second_slope, weights[0], weights[1], weights[2],
-                            together, packed.along, packed.against);
-    }
+  const auto product = [known, together, packed](const at::Tensor& u, const ConvolutionSums& sums) {
     return run_pass(ConvolutionPass::kProduct, u, packed.against, known.first.size(1), together,
-                    {.known = {read(known.first_slope), read(known.second_slope)}});
+                    {.known = {read(known.first_slope), read(known.second_slope)}}, {}, nullptr, sums);
   };
-  return {parts[0], vjp};
+  const auto vjp = [known, weights, together, packed, product](const at::Tensor& u) {
+    if (!at::GradMode::is_enabled()) return product(u, {});
+    return Product::apply(u, known.first, known.second, known.first_slope, known.second_slope, weights[0], weights[1], weights[2], together,
+                          packed.along, packed.against);
+  };
+  const auto power_sums = [product](const at::Tensor& v, const std::vector<double>& first, const std::vector<double>& second) {
+    require(first.size() == second.size() && first.size() >= 2, kOrigin, "expected two or more factors for both sums, got ", first.size(),
+            " and ", second.size(), ".");
+    const at::NoGradGuard no_graph;
+    auto power = channels_last(v);
+    std::pair sums{at::empty_like(power), at::empty_like(power)};
+    for (std::size_t k = 1; k < first.size(); ++k) {
+      ConvolutionSums to{.sums = {sums.first.mutable_data_ptr<float>(), sums.second.mutable_data_ptr<float>()},
+                         .factors = {static_cast<float>(first[k]), static_cast<float>(second[k])},
+                         .starts = k == 1};
+      if (k == 1) to.input_factors[0] = static_cast<float>(first[0]), to.input_factors[1] = static_cast<float>(second[0]);
+      power = product(power, to);
+    }
+    return sums;
+  };
+  return {parts[0], vjp, power_sums};
 }
 
 }  // namespace invattn

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "invattn/ops/linearization.h"
@@ -17,10 +16,17 @@ inline bool covers_branch_convolutions(const at::Tensor& x, const std::vector<at
   return branch_convolutions_obstacle(x, weights).empty();
 }
 
-/// g(x) of three such convolutions with an activation between them, and u -> J'u there, in float32 outside and bfloat16 inside. The activation is
-/// ELU, or with `betas` (2), float32, LipSwish: kLipSwishScale x sigmoid(beta x), one beta behind each of the first two. Both have graphs to x, u,
-/// weights, biases and betas where gradients are on; these graphs can be differentiated once.
-std::pair<at::Tensor, TensorMap> branch_convolutions(const at::Tensor& x, const std::vector<at::Tensor>& weights,
-                                                     const std::vector<at::Tensor>& biases, const at::Tensor& betas = {});
+/// g at x.
+struct BranchConvolutions {
+  at::Tensor value;  ///< g(x)
+  TensorMap vjp;     ///< u -> J'u
+  PowerSums power_sums;
+};
+
+/// g of three such convolutions with an activation between them, in float32 outside and bfloat16 inside. The activation is
+/// ELU, or with `betas` (2), float32, LipSwish: kLipSwishScale x sigmoid(beta x), one beta behind each of the first two. Value and vjp have graphs to
+/// x, u, weights, biases and betas where gradients are on; these graphs can be differentiated once.
+BranchConvolutions branch_convolutions(const at::Tensor& x, const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& biases,
+                                       const at::Tensor& betas = {});
 
 }  // namespace invattn

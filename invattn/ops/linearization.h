@@ -4,11 +4,17 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace invattn {
 
 /// A map R^d -> R^d per sample, batched: (B, ...) -> (B, ...), each sample on its own.
 using TensorMap = std::function<at::Tensor(const at::Tensor&)>;
+
+/// Two sums of the same powers: sum_k first[k] (J')^k v and sum_k second[k] (J')^k v, k from 0 on, without a graph.
+using PowerSums = std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& v, const std::vector<double>& first,
+                                                                  const std::vector<double>& second)>;
 
 /// The Jacobian J of a branch g at one point x, as two products per sample that build no graph.
 ///

@@ -260,6 +260,29 @@ TEST_F(Density, WeightsAloneStartAnotherTraining) {
   EXPECT_EQ(other.exit_code, 4) << "another architecture";
 }
 
+TEST_F(Density, WithoutStepsWeightsAreJudgedAsTheyAre) {
+  ASSERT_EQ(train("first", {"--set", "steps=3", "--weights-only"}).exit_code, 0);
+  const auto judged = train("judged", {"--set", "steps=0", "--weights", (folder / "first/weights.safetensors").string()});
+  ASSERT_EQ(judged.exit_code, 0) << judged.err;
+  EXPECT_EQ(judged.out.find("training loss"), std::string::npos) << "there was no training\n" << judged.out;
+  EXPECT_TRUE(std::filesystem::exists(folder / "judged/report.html"));
+  const auto tensors = [&](const std::string& run) { return read_safetensors(folder / run / "model.safetensors").tensors; };
+  const auto before = tensors("first"), after = tensors("judged");
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [name, tensor] : before) {
+    if (name.find(".vector") != std::string::npos) continue;  // of a power iteration, which goes on
+    const double size = tensor.to(at::kDouble).abs().max().item<double>();
+    EXPECT_LE((tensor - after.at(name)).to(at::kDouble).abs().max().item<double>(), size / 128) << name << ": as bfloat16 rounds it";
+  }
+  // A training that was stopped ends where it stands; one that never began has nothing to judge.
+  ASSERT_EQ(train("stopped", {"--set", "steps=100000", "--time-limit", "0.02"}).exit_code, 0);
+  EXPECT_EQ(run({"train", "--resume", "--out", "stopped", "--device", "cpu", "--threads", "1", "--set", "steps=0"}).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "stopped/model.safetensors"));
+  const auto nothing = train("nothing", {"--set", "steps=0"});
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_NE(nothing.err.find("Give --weights or --resume"), std::string::npos) << nothing.err;
+}
+
 /// Gaussian attention whose scale follows, and averaged weights that are far from the last ones.
 class Following : public Density {
  protected:

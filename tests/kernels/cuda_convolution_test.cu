@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -214,12 +213,13 @@ struct OnDevice {
     pack();
   }
   void pack() { cuda::pack_weights(branch.p, first.data, middle.data, last.data, along.data, against.data, nullptr); }
-  std::vector<float> run(ConvolutionPass pass, const Device<float>& input, ConvolutionArrays given) {
+  std::vector<float> run(ConvolutionPass pass, const Device<float>& input, ConvolutionArrays given,
+                         const cuda::ConvolutionSums& sums = {}) {
     if (branch.swish() && pass != ConvolutionPass::kProduct) given.betas = betas.data;
     if (branch.swish()) given.of_betas = of_betas.data;
     const bool forth = pass == ConvolutionPass::kValue || pass == ConvolutionPass::kTangent;
     cuda::convolution_pass(branch.p, pass, input.data, forth ? along.data : against.data, given,
-                           pass == ConvolutionPass::kValue ? bias2.data : nullptr, output.data, workspace.data, nullptr);
+                           pass == ConvolutionPass::kValue ? bias2.data : nullptr, output.data, workspace.data, nullptr, sums);
     CHECK_CUDA(cudaGetLastError());
     CHECK_CUDA(cudaDeviceSynchronize());
     return output.host();
@@ -321,6 +321,19 @@ void check(ConvolutionProblem problem, ConvolutionActivation activation, unsigne
   expect(name + "J'u", product, branch.leave_against(pulled1), kSum);
   const auto alone = device.run(ConvolutionPass::kProduct, device.u, slopes);
   expect(name + "J'u alone", alone, Numbers(product.begin(), product.end()), 0);
+
+  // Sums over passes: 0.5 u - 2 J'u and 3 u + 0.25 J'u, and then J'v with other factors.
+  Device<float> sum1(branch.u.size()), sum2(branch.u.size());
+  device.run(ConvolutionPass::kProduct, device.u, slopes,
+             {.sums = {sum1.data, sum2.data}, .factors = {-2, 0.25F}, .input_factors = {0.5F, 3}, .starts = true});
+  const auto second = device.run(ConvolutionPass::kProduct, device.v, slopes, {.sums = {sum1.data, sum2.data}, .factors = {0.75F, -1}});
+  Numbers summed1(product.size()), summed2(product.size());
+  for (size_t i = 0; i < product.size(); ++i) {
+    summed1[i] = 0.5 * branch.u[i] - 2.0 * product[i] + 0.75 * second[i];
+    summed2[i] = 3.0 * branch.u[i] + 0.25 * product[i] - second[i];
+  }
+  expect(name + "first sum", sum1.host(), summed1, 1e-6);
+  expect(name + "second sum", sum2.host(), summed2, 1e-6);
 
   const auto expect_of_betas = [&](const char* what, const Numbers& expected) {
     if (!swish) return;
@@ -475,22 +488,7 @@ void time(ConvolutionProblem problem, ConvolutionActivation activation) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool small = false, only_time = false;
-  unsigned seed = 0;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = static_cast<unsigned>(std::atoi(argv[i + 1]));
-    small = small || std::strcmp(argv[i], "--small") == 0;
-    only_time = only_time || std::strcmp(argv[i], "--only-time") == 0;
-  }
-#ifdef INVATTN_CUDA_EMULATION
-  small = true;
-#else
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("needs a GPU, and there is none\n");
-    return 77;
-  }
-#endif
+  const auto [small, only_time, seed] = testing::flags_of(argc, argv);
   constexpr ConvolutionActivation kActivations[] = {ConvolutionActivation::kElu, ConvolutionActivation::kLipSwish};
   if (!only_time) {
     std::vector<ConvolutionProblem> problems{{.batch = 1, .height = 3, .width = 4, .channels = 4, .hidden = 128},

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "invattn/kernels/cuda/launch.h"
@@ -18,6 +19,33 @@
   } while (0)
 
 namespace invattn::kernels::testing {
+
+/// What the programs are asked for on the command line.
+struct Flags {
+  bool small = false;      // few positions: compute-sanitizer, emulation
+  bool only_time = false;  // no cases
+  unsigned seed = 0;
+};
+
+/// Ends the program with code 77 where there is no GPU to test.
+inline Flags flags_of(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) flags.seed = static_cast<unsigned>(std::atoi(argv[i + 1]));
+    flags.small = flags.small || std::strcmp(argv[i], "--small") == 0;
+    flags.only_time = flags.only_time || std::strcmp(argv[i], "--only-time") == 0;
+  }
+#ifdef INVATTN_CUDA_EMULATION
+  flags.small = true;
+#else
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("needs a GPU, and there is none\n");
+    std::exit(77);
+  }
+#endif
+  return flags;
+}
 
 template <class T>
 struct Device {  // an array on the device, poisoned with NaN

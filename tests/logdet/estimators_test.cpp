@@ -2,12 +2,15 @@
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "invattn/core/error.h"
 #include "maps.h"
@@ -304,6 +307,63 @@ TEST(LogDetCost, ValueIsTheSameWithAndWithoutGraph) {
         EXPECT_LT(largest_difference(plain.value, graph.value.detach()), 1e-14) << branch.name << " " << describe(method);
         EXPECT_LT(largest_difference(plain.standard_error, graph.standard_error), 1e-14);
       }
+    }
+  }
+}
+
+TEST(LogDetCost, SumsOfPowersThatABranchKnowsGiveTheSameValueAndGradient) {
+  for (const auto& some : all_branches()) {
+    const auto branch = trainable(some);
+    const auto x = sample_input(branch, 4).requires_grad_(true);
+    for (const LogDetOptions& method :
+         {LogDetOptions(SeriesLogDet{.terms = 4, .seed = 19}), LogDetOptions(RouletteLogDet{.minimum_terms = 2, .terms = 7, .seed = 19}),
+          LogDetOptions(RouletteLogDet{.seed = 19}), LogDetOptions(SeriesLogDet{.terms = 1, .probes = 2, .seed = 19})}) {
+      auto problem = make_problem(branch, x);
+      const auto plain = log_det(problem, method);
+      int calls = 0;
+      problem.power_sums = [&](const at::Tensor& v, const std::vector<double>& first, const std::vector<double>& second) {
+        EXPECT_EQ(first.size(), second.size());
+        ++calls;
+        const auto there = problem.linearize(x.detach());
+        auto power = v;
+        std::pair sums{first[0] * v, second[0] * v};
+        for (std::size_t k = 1; k < first.size(); ++k) {
+          power = there->vjp(power);
+          sums.first = sums.first + first[k] * power;
+          sums.second = sums.second + second[k] * power;
+        }
+        return sums;
+      };
+      const auto known = log_det(problem, method);
+      const auto* roulette = std::get_if<RouletteLogDet>(&method);
+      const bool own_draws = roulette != nullptr && roulette->terms == 0;  // each sample has weights of its own
+      EXPECT_EQ(calls > 0, !own_draws) << describe(method);
+      EXPECT_LT(largest_difference(plain.value.detach(), known.value.detach()), 1e-13) << branch.name << " " << describe(method);
+      auto inputs = branch.weights;
+      inputs.push_back(x);
+      const auto of_plain = torch::autograd::grad({plain.value.sum()}, inputs, {}, true, false, true);
+      const auto of_known = torch::autograd::grad({known.value.sum()}, inputs, {}, true, false, true);
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        ASSERT_EQ(of_plain[i].defined(), of_known[i].defined());
+        if (of_plain[i].defined()) EXPECT_LT(largest_difference(of_plain[i], of_known[i]), 1e-12) << branch.name << " " << describe(method);
+      }
+    }
+  }
+}
+
+TEST(LogDetCost, TheValueAloneIsTheSameValue) {
+  const auto branch = trainable(tanh_branch());
+  const auto x = sample_input(branch, 4).requires_grad_(true);
+  for (const int64_t probes : {1, 2}) {
+    for (const bool graph : {true, false}) {
+      const at::AutoGradMode mode(graph);
+      const auto whole = log_det(make_problem(branch, x), RouletteLogDet{.probes = probes, .seed = 3});
+      const auto alone = log_det(make_problem(branch, x), RouletteLogDet{.probes = probes, .seed = 3, .value_only = true});
+      EXPECT_TRUE(at::equal(whole.value, alone.value));
+      EXPECT_EQ(alone.value.requires_grad(), graph);
+      EXPECT_FALSE(alone.standard_error.defined() || alone.sign.defined());
+      const auto series = log_det(make_problem(branch, x), SeriesLogDet{.probes = probes, .seed = 3, .value_only = true});
+      EXPECT_FALSE(series.standard_error.defined() || series.sign.defined());
     }
   }
 }

@@ -55,7 +55,7 @@ TEST(ConvolutionBranch, ItsOwnProductIsAutogradsWithAllItsDerivatives) {
     const auto results = [&](bool own) {
       const auto x = random({2, 2, 4, 5}, 1).requires_grad_(true);
       const auto u = random({2, 2, 4, 5}, 2).requires_grad_(true);
-      const auto [value, vjp] = branch->forward_with_vjp(x);
+      const auto [value, vjp, power_sums] = branch->forward_with_vjp(x);
       const auto product = own ? vjp(u) : torch::autograd::grad({branch->forward(x)}, {x}, {u}, true, true)[0];
       std::vector<at::Tensor> inputs = branch->parameters();
       inputs.insert(inputs.end(), {x, u});
@@ -280,7 +280,7 @@ TEST(ConvolutionBranch, TrainsInBfloat16AndIsEvaluatedAsItIs) {
     const auto x = random({3, 4, 6, 6}, 1, at::kFloat);
     const auto u = random({3, 4, 6, 6}, 2, at::kFloat);
     const auto results = [&] {
-      const auto [value, vjp] = branch->forward_with_vjp(x);
+      const auto [value, vjp, power_sums] = branch->forward_with_vjp(x);
       const auto product = vjp(u);
       // Without the betas: one number from all positions, whose parts nearly cancel. It is summed in float32, but what comes in has eight bits.
       std::vector<at::Tensor> parameters;

@@ -192,6 +192,27 @@ TEST(Guard, SmallBatchesAreLookedAtEverySoManySteps) {
   EXPECT_NEAR(seldom.penalty().item<double>(), 5 * often.penalty().item<double>(), 1e-5) << "each look counts for five steps";
 }
 
+TEST(Guard, FewerLooksSeeAsManySamples) {
+  auto network = network_of(AttentionKind::kDotProduct);
+  const auto images = random({8, 1, 4, 4}, 1, at::kFloat);
+  network->forward(images);
+  Guard often(*network, {.target = 0.01, .weight = 1, .fraction = 0.25, .iterations = 50});
+  Guard seldom(*network, {.target = 0.01, .weight = 1, .fraction = 0.25, .every = 4, .iterations = 50});
+  Guard all(*network, {.target = 0.01, .weight = 1, .fraction = 0.5, .every = 4, .iterations = 50});
+  network->forward(images);
+  int looks = 0;
+  double sum = 0;
+  for (int step = 0; step < 12; ++step) {
+    looks += seldom.due(step, 8) ? 1 : 0;
+    if (step < 4) sum += often.penalty().item<double>();
+  }
+  EXPECT_EQ(looks, 3);
+  EXPECT_NEAR(seldom.penalty().item<double>(), sum, 1e-4 * sum) << "one look at all samples counts as four at a quarter each";
+  // More than all samples there are none: the whole batch is looked at, as often as was asked for.
+  EXPECT_NEAR(all.penalty().item<double>(), sum, 1e-4 * sum);
+  EXPECT_FALSE(all.due(2, 8));
+}
+
 TEST(Guard, SeveralBlocksAreMeasuredOnWhatTheyAreGiven) {
   at::manual_seed(4);
   Sequential network(Squeeze(), InvertibleAttention(AttentionOptions{.channels = 4, .kind = AttentionKind::kGaussian}),
@@ -267,6 +288,7 @@ TEST(Guard, MistakesAreNamed) {
   EXPECT_THROW(Guard(*network, {.target = 1.5}), Error);
   EXPECT_THROW(Guard(*network, {.weight = -1}), Error);
   EXPECT_THROW(Guard(*network, {.fraction = 0}), Error);
+  EXPECT_THROW(Guard(*network, {.every = 0}), Error);
   EXPECT_THROW(Guard(*network, {.iterations = 0}), Error);
   EXPECT_THROW(Guard(*network, {.margin = 0.5}), Error);
 }

@@ -45,7 +45,8 @@ TEST(Recompute, TheSameValueAndGradients) {
   for (const LogDetOptions& options : {LogDetOptions(SeriesLogDet{.terms = 5, .seed = 3}),
                                        LogDetOptions(SeriesLogDet{.terms = 4, .gradient = LogDetGradient::kSeries, .seed = 3}),
                                        LogDetOptions(RouletteLogDet{.probes = 2, .seed = 4}), LogDetOptions(ExactLogDet{}),
-                                       LogDetOptions(SeriesLogDet{.terms = 3, .probes = 2}), LogDetOptions(RouletteLogDet{})}) {
+                                       LogDetOptions(SeriesLogDet{.terms = 3, .probes = 2}), LogDetOptions(RouletteLogDet{}),
+                                       LogDetOptions(RouletteLogDet{.seed = 4, .value_only = true})}) {
     auto plain = flow(false);
     auto saving = flow(true);
     const auto x = images();
@@ -54,7 +55,8 @@ TEST(Recompute, TheSameValueAndGradients) {
     at::manual_seed(7);
     const auto actual = saving->log_prob(x, options);
     EXPECT_LT(relative_difference(actual.value, expected.value), 1e-12);
-    EXPECT_FALSE(actual.standard_error.requires_grad());
+    EXPECT_EQ(actual.standard_error.defined(), !value_only(options));
+    EXPECT_FALSE(actual.standard_error.defined() && actual.standard_error.requires_grad());
     const auto of_plain = gradients(expected.value.sum(), plain->parameters());
     const auto of_saving = gradients(actual.value.sum(), saving->parameters());
     for (std::size_t i = 0; i < of_plain.size(); ++i) EXPECT_LT(relative_difference(of_saving[i], of_plain[i]), 1e-9);

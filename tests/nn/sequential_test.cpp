@@ -62,6 +62,10 @@ TEST(Sequential, LogDeterminantsAddUp) {
   const auto again = model->forward_log_det(testing::random({2, 1, 4, 4}, 1), SeriesLogDet{.probes = 4, .seed = 5}).second;
   EXPECT_EQ(testing::max_difference(first.value, again.value), 0);
   EXPECT_GT(first.standard_error.min().item<double>(), 0);
+  const auto alone =
+      model->forward_log_det(testing::random({2, 1, 4, 4}, 1), SeriesLogDet{.probes = 4, .seed = 5, .value_only = true}).second;
+  EXPECT_EQ(testing::max_difference(first.value, alone.value), 0);
+  EXPECT_FALSE(alone.standard_error.defined() || alone.sign.defined());
 }
 
 TEST(Sequential, MistakesAreNamed) {

@@ -131,7 +131,7 @@ TEST_P(BranchConvolutions, AreTheConvolutionsWithAllDerivativesThatTrainingTakes
       branch.to(GetParam(), at::kFloat, at::kBFloat16);
       branch.x = branch.x.detach().contiguous(format).requires_grad_(true);
       ASSERT_TRUE(covers_branch_convolutions(branch.x, branch.weights));
-      const auto [quick, vjp] = branch_convolutions(branch.x, branch.weights, branch.biases, branch.betas);
+      const auto [quick, vjp, power_sums] = branch_convolutions(branch.x, branch.weights, branch.biases, branch.betas);
       const auto actual = all_of(quick, vjp(branch.u), branch);
       ASSERT_EQ(actual.size(), expected.size());
       for (std::size_t i = 0; i < actual.size(); ++i) {
@@ -143,6 +143,11 @@ TEST_P(BranchConvolutions, AreTheConvolutionsWithAllDerivativesThatTrainingTakes
       }
       const at::NoGradGuard no_graph;
       EXPECT_EQ(max_difference(vjp(branch.u), actual[1]), 0);
+      const auto [first, second] = power_sums(branch.u, {0, 1, -0.5, 0.25}, {1, -1, 0.75, 0});
+      const auto once = vjp(branch.u), twice = vjp(once), thrice = vjp(twice);
+      const double scale = first.abs().max().item<double>() + second.abs().max().item<double>();
+      EXPECT_LE(max_difference(first, once - 0.5 * twice + 0.25 * thrice), 1e-6 * scale);
+      EXPECT_LE(max_difference(second, branch.u - once + 0.75 * twice), 1e-6 * scale);
     }
   }
 }
@@ -170,7 +175,7 @@ TEST_P(BranchConvolutions, RefuseSecondDerivatives) {
   Branch branch({2, 12, 4, 4, 128});
   branch.to(GetParam(), at::kFloat, at::kBFloat16);
   if (!covers_branch_convolutions(branch.x, branch.weights)) return;
-  const auto [value, vjp] = branch_convolutions(branch.x, branch.weights, branch.biases);
+  const auto [value, vjp, power_sums] = branch_convolutions(branch.x, branch.weights, branch.biases);
   for (const auto& result : {value, vjp(branch.u)}) {
     try {
       gradients((branch.v * result).sum(), {branch.x}, /*create_graph=*/true);

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "invattn/kernels/cuda/attention.h"
+#include "invattn/kernels/cuda/channel_affine.h"
 #include "invattn/kernels/cuda/composed_score.h"
 #include "invattn/kernels/cuda/convolution.h"
 #include "invattn/kernels/cuda/device.h"
@@ -20,6 +21,13 @@ namespace {
 int multiprocessors() { absent(); }
 const char* take_error() { return nullptr; }
 bool covers(const AttentionProblem&) { return false; }
+bool covers(const ChannelAffineProblem&) { return false; }
+void channel_affine(const ChannelAffineProblem&, const float*, const float*, const float*, float*, float*, void*) { absent(); }
+size_t channel_affine_workspace_bytes(const ChannelAffineProblem&) { absent(); }
+void channel_affine_gradient(const ChannelAffineProblem&, const float*, const float*, const float*, const float*, int64_t, float*, float*,
+                             float*, void*, void*) {
+  absent();
+}
 bool has_compose_score() { return false; }
 void compose_score(const float*, const ScoreSide&, const ScoreSide&, int64_t, int64_t, void*) { absent(); }
 bool covers(const ConvolutionProblem&) { return false; }
@@ -29,7 +37,7 @@ size_t pass_workspace_bytes(const ConvolutionProblem&) { absent(); }
 int64_t beta_parts(const ConvolutionProblem&) { absent(); }
 void pack_weights(const ConvolutionProblem&, const BFloat16*, const BFloat16*, const BFloat16*, BFloat16*, BFloat16*, void*) { absent(); }
 void convolution_pass(const ConvolutionProblem&, ConvolutionPass, const float*, const BFloat16*, const ConvolutionArrays&, const BFloat16*,
-                      float*, void*, void*) {
+                      float*, void*, void*, const ConvolutionSums&) {
   absent();
 }
 void gather_taps(const ConvolutionProblem&, const float*, bool, BFloat16*, void*) { absent(); }

@@ -643,7 +643,8 @@ __global__ void __launch_bounds__(kAllThreads, 1)
 
 /// Adds up what each position got from itself and its neighbours.
 template <class T>
-__global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool against, const uint16_t* bias, float* output) {
+__global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool against, const uint16_t* bias, const float* input,
+                               ConvolutionSums sums, float* output) {
   const int quads = sizes.channels / 4, i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= sizes.positions * quads) return;
   const int position = i / quads, channel = i % quads * 4;
@@ -668,15 +669,32 @@ __global__ void collect_kernel(Sizes sizes, const float* taps, int shares, bool 
       sum.w += parts[tap].w;
     }
   }
-  float* to = output + static_cast<int64_t>(position) * sizes.stored + channel;
-  if (sizes.stored == sizes.channels) {
-    *reinterpret_cast<float4*>(to) = sum;
-    return;
+  const int64_t at = static_cast<int64_t>(position) * sizes.stored + channel;
+  const auto each = [&](const float4& four, const auto& body) {  // of the four, those in memory
+    body(0, four.x);
+    if (left > 1) body(1, four.y);
+    if (left > 2) body(2, four.z);
+    if (left > 3) body(3, four.w);
+  };
+  const bool whole = sizes.stored == sizes.channels;
+  if (whole) {
+    *reinterpret_cast<float4*>(output + at) = sum;
+  } else {
+    each(sum, [&](int c, float value) { output[at + c] = value; });
   }
-  const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+  if (sums.sums[0] == nullptr) return;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    if (c < left) to[c] = four[c];
+  for (int i = 0; i < 2; ++i) {
+    float* to = sums.sums[i] + at;
+    const float* from = sums.starts ? input + at : to;
+    const float kept = sums.starts ? sums.input_factors[i] : 1, factor = sums.factors[i];
+    if (whole) {
+      const float4 before = *reinterpret_cast<const float4*>(from);
+      *reinterpret_cast<float4*>(to) = float4{fmaf(factor, sum.x, kept * before.x), fmaf(factor, sum.y, kept * before.y),
+                                              fmaf(factor, sum.z, kept * before.z), fmaf(factor, sum.w, kept * before.w)};
+    } else {
+      each(sum, [&](int c, float value) { to[c] = fmaf(factor, value, kept * from[c]); });
+    }
   }
 }
 
@@ -698,7 +716,7 @@ uint16_t* bits(BFloat16* array) { return reinterpret_cast<uint16_t*>(array); }
 
 template <class T, ConvolutionPass kPass, ConvolutionActivation kActivation>
 void launch_pass(const ConvolutionProblem& problem, const float* input, const BFloat16* packed, const ConvolutionArrays& arrays,
-                 const BFloat16* bias, float* output, void* workspace, void* stream) {
+                 const BFloat16* bias, float* output, void* workspace, void* stream, const ConvolutionSums& sums) {
   constexpr bool kAgainst = kPass == ConvolutionPass::kProduct || kPass == ConvolutionPass::kGradient;
   const Sizes sizes = sizes_of(problem);
   const auto layer = [&](int i) {
@@ -717,7 +735,7 @@ void launch_pass(const ConvolutionProblem& problem, const float* input, const BF
                  kAllThreads, T::shared_bytes(sizes.hidden), stream, sizes, input, reinterpret_cast<const char*>(packed),
                  layer(kAgainst ? 1 : 0), layer(kAgainst ? 0 : 1), taps);
   INVATTN_LAUNCH((collect_kernel<T>), blocks_for(sizes.positions * (sizes.channels / 4), kThreads), kThreads, 0, stream, sizes, taps,
-                 shares, kAgainst, bits(bias), output);
+                 shares, kAgainst, bits(bias), input, sums, output);
 }
 
 }  // namespace
@@ -767,13 +785,14 @@ void pack_weights(const ConvolutionProblem& problem, const BFloat16* first, cons
 }
 
 void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, const float* input, const BFloat16* packed,
-                      const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream) {
+                      const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream,
+                      const ConvolutionSums& sums) {
   with_tiling(problem, [&]<class T>(T) {
     const auto launch = [&]<ConvolutionPass kPass>() {
       if (problem.activation == ConvolutionActivation::kLipSwish) {
-        launch_pass<T, kPass, ConvolutionActivation::kLipSwish>(problem, input, packed, arrays, bias, output, workspace, stream);
+        launch_pass<T, kPass, ConvolutionActivation::kLipSwish>(problem, input, packed, arrays, bias, output, workspace, stream, sums);
       } else {
-        launch_pass<T, kPass, ConvolutionActivation::kElu>(problem, input, packed, arrays, bias, output, workspace, stream);
+        launch_pass<T, kPass, ConvolutionActivation::kElu>(problem, input, packed, arrays, bias, output, workspace, stream, sums);
       }
     };
     switch (pass) {

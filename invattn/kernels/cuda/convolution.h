@@ -75,12 +75,22 @@ struct ConvolutionArrays {
   float* of_betas = nullptr;       // LipSwish, kTangent and kGradient: (2, beta_parts), which add up to the derivatives in beta
 };
 
+/// Sums over several passes, which the last step of each adds its output to: sums[i] becomes sums[i] + factors[i] output, or where it starts
+/// input_factors[i] input + factors[i] output. Arrays like the output; all or none are given.
+struct ConvolutionSums {
+  float* sums[2] = {};
+  float factors[2] = {};
+  float input_factors[2] = {};
+  bool starts = false;
+};
+
 /// How many numbers add up to the derivative in one beta.
 int64_t beta_parts(const ConvolutionProblem& problem);
 
 /// `packed` of the direction: along for kValue and kTangent, against for the others. `bias` (channels) is added to the output, null for none.
 void convolution_pass(const ConvolutionProblem& problem, ConvolutionPass pass, const float* input, const BFloat16* packed,
-                      const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream);
+                      const ConvolutionArrays& arrays, const BFloat16* bias, float* output, void* workspace, void* stream,
+                      const ConvolutionSums& sums = {});
 
 /// The 3x3 surroundings of each position, (positions, tap_columns): entry tap * channels + channel is the image's at the position plus the
 /// tap's offset, or minus it with `against`, and zero outside of the image. Behind the last tap there is a one, for sums over positions, then zeros.
