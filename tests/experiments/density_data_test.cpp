@@ -117,7 +117,7 @@ TEST(DensityOptions, RefuseWhatCannotBe) {
     EXPECT_THROW(options.validate(), Error);
   };
   EXPECT_NO_THROW(DensityOptions{}.validate());
-  refused([](auto& options) { options.steps = 0; });
+  refused([](auto& options) { options.steps = -1; });
   refused([](auto& options) { options.batch = 0; });
   refused([](auto& options) { options.validation_images = 0; });
   refused([](auto& options) { options.crop = 32; });
