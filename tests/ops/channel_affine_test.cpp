@@ -41,7 +41,7 @@ std::vector<at::Tensor> all_of(at::Tensor x, const at::Device& device, at::Scala
 }
 
 TEST_P(ChannelAffineOn, IsTheSameAsInFloat64) {
-  for (const std::vector<int64_t> shape : {std::vector<int64_t>{3, 3, 5, 4}, {2, 12, 4, 4}, {4, 48, 2, 3}, {1, 1, 1, 1}, {2, 300, 2, 2}}) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{3, 3, 5, 4}, {2, 12, 4, 4}, {4, 48, 2, 3}, {1, 1, 1, 1}, {2, 300, 2, 2}}) {
     for (const bool learned : {true, false}) {
       const auto x = random(shape, 1);
       const auto expected = all_of(x, at::kCPU, at::kDouble, at::MemoryFormat::Contiguous, learned);
