@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy on our files, in parallel, and skips those that were clean before and have not changed since.
+"""Runs clang-tidy on our files, in parallel, and skips those that nothing has changed for since they were found clean.
 
 usage: tidy.py BUILD_FOLDER [FILE …]
-BUILD_FOLDER holds compile_commands.json; a file counts as changed when it, one of our headers below it, its compile command or .clang-tidy
-did. The record of clean files is BUILD_FOLDER/clean/.
+BUILD_FOLDER holds compile_commands.json. scripts/tidy.clean records, for each clean file, a digest of all that the outcome depends on: the
+file, our headers below it, the flags of its compile command, .clang-tidy, the release of torch and of clang-tidy. It belongs in the commit
+of the change, so that the next machine checks only what a change can affect; without it everything is checked.
 """
 
 import concurrent.futures
@@ -12,11 +13,13 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+RECORD = ROOT / "scripts/tidy.clean"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -31,11 +34,36 @@ def closure(path, build, seen):
     return seen
 
 
-def key_of(path, command, build):
-    digest = hashlib.sha256(command.encode())
-    for part in [ROOT / ".clang-tidy", *sorted(closure(path, build, set()))]:
+def flags_of(command, build):
+    """What of a compile command is the same on every machine: neither compiler nor folders nor names of files."""
+    flags = []
+    parts = iter(shlex.split(command)[1:])
+    for part in parts:
+        if part in ("-isystem", "-I", "-o", "-c"):
+            next(parts, None)
+        elif not part.startswith("-I"):
+            flags.append(part.replace(str(build), "BUILD").replace(str(ROOT), "ROOT"))
+    return " ".join(flags)
+
+
+def key_of(path, command, build, common):
+    digest = hashlib.sha256((common + flags_of(command, build)).encode())
+    for part in sorted(closure(path, build, set())):
         digest.update(part.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
+
+
+def read_record():
+    if not RECORD.exists():
+        return {}
+    return dict(line.split() for line in RECORD.read_text(encoding="utf-8").splitlines())
+
+
+def write_record(record):
+    kept = {name: key for name, key in record.items() if (ROOT / name).exists()}
+    other = RECORD.with_suffix(".new")
+    other.write_text("".join(f"{name} {kept[name]}\n" for name in sorted(kept)), encoding="utf-8")
+    other.replace(RECORD)
 
 
 def tidy(path, build):
@@ -47,34 +75,36 @@ def tidy(path, build):
 
 
 def main(build, only):
-    clean = build / "clean"
-    clean.mkdir(exist_ok=True)
+    version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
+    common = re.search(r"version (\d+)", version)[1] + "".join((ROOT / name).read_text() for name in (".clang-tidy", "requirements-torch.txt"))
+    record = read_record()
     work = {}
-    skipped = 0
+    seen = set()  # a file may belong to several targets; one look at it is enough
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
         path = pathlib.Path(entry["file"])
-        if not path.is_relative_to(ROOT) or path.is_relative_to(build) or (only and path not in only):
+        if not path.is_relative_to(ROOT) or path.is_relative_to(build) or path in seen or (only and path not in only):
             continue
-        stamp = clean / key_of(path, entry["command"], build)
-        if stamp.exists():
-            skipped += 1
-        else:
-            work[path] = stamp
-    print(f"clang-tidy: {len(work)} files to check, {skipped} clean since the last time", flush=True)
-    failed = 0
+        seen.add(path)
+        key = key_of(path, entry["command"], build, common)
+        if record.get(str(path.relative_to(ROOT))) != key:
+            work[path] = key
+    print(f"clang-tidy: {len(work)} files to check, {len(seen) - len(work)} as they were when found clean", flush=True)
+    findings = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = {pool.submit(tidy, path, build): path for path in work}
         for future in concurrent.futures.as_completed(futures):
             path = futures[future]
+            name = str(path.relative_to(ROOT))
             code, output, seconds = future.result()
-            print(f"  {path.relative_to(ROOT)} {seconds:.0f} s{'' if code == 0 else ': not clean'}", flush=True)
+            print(f"  {name} {seconds:.0f} s{'' if code == 0 else ': not clean'}", flush=True)
             if code == 0:
-                work[path].touch()
+                record[name] = work[path]
+                write_record(record)  # after each file: an interrupted run is gone on with
             else:
-                failed += 1
-                print(output, flush=True)
-    print(f"clang-tidy: {failed} files are not clean" if failed else "clang-tidy: clean")
-    return 1 if failed else 0
+                findings.append(output)
+    print("".join(findings), end="")
+    print(f"clang-tidy: {len(findings)} files are not clean" if findings else "clang-tidy: clean")
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":
