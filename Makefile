@@ -4,11 +4,12 @@
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
-CONFIGURE = cmake --preset release
+CUDA ?= AUTO
+CONFIGURE = cmake --preset release -DINVATTN_CUDA=$(CUDA)
 BUILD = cmake --build --preset release --parallel $(JOBS)
 
 help: ## this list
-	@echo "make COMMAND, with COMMAND one of"
+	@echo "make COMMAND [CUDA=ON|OFF|AUTO] [JOBS=n], with COMMAND one of"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing: system packages (as root or by sudo) and torch; the other commands do this first
@@ -33,8 +34,9 @@ test: ## build and run every test that needs no GPU
 test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitizer, and the kernels' times
 	@scripts/setup --test
 	@$(CONFIGURE) -DINVATTN_CUDA=ON >/dev/null
-	@$(BUILD) --target kernels_cuda_attention_test kernels_cuda_channel_affine_test kernels_cuda_convolution_test kernels_cuda_solver_test ops_branch_convolutions_test ops_channel_affine_test ops_composed_score_test ops_fast_attention_test \
-	  ops_largest_singular_value_test ops_lip_swish_test train_captured_step_test train_judged_flow_test nn_fast_inverse_test
+	@$(BUILD) --target $(addprefix kernels_cuda_,$(addsuffix _test,attention channel_affine convolution solver)) \
+	  $(addprefix ops_,$(addsuffix _test,branch_convolutions channel_affine composed_score fast_attention largest_singular_value lip_swish)) \
+	  train_captured_step_test train_judged_flow_test nn_fast_inverse_test
 	@scripts/test_cuda
 
 bench: build ## measure the fast kernels beside plain ATen operations, on the CPU and on a GPU where there is one (minutes)

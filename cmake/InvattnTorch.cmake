@@ -37,11 +37,15 @@ endif()
 set(INVATTN_WITH_CUDA OFF)
 if(NOT INVATTN_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
-  if(CUDAToolkit_FOUND AND EXISTS "${INVATTN_TORCH_DIR}/lib/libtorch_cuda.so")
+  if(NOT CUDAToolkit_FOUND OR NOT EXISTS "${INVATTN_TORCH_DIR}/lib/libtorch_cuda.so")
+    if(INVATTN_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "[InvattnTorch] INVATTN_CUDA=ON expects a CUDA toolkit (nvcc) and a torch built with CUDA, and found "
+                          "toolkit: '${CUDAToolkit_FOUND}', torch: ${INVATTN_TORCH_DIR}. Install the toolkit or use INVATTN_CUDA=AUTO.")
+    endif()
+  elseif(INVATTN_CUDA STREQUAL "ON" OR EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)  # dxg: a GPU seen through WSL
     set(INVATTN_WITH_CUDA ON)
-  elseif(INVATTN_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "[InvattnTorch] INVATTN_CUDA=ON expects a CUDA toolkit (nvcc) and a torch built with CUDA, and found "
-                        "toolkit: '${CUDAToolkit_FOUND}', torch: ${INVATTN_TORCH_DIR}. Install the toolkit or use INVATTN_CUDA=AUTO.")
+  else()
+    message(NOTICE "[invattn] a CUDA toolkit is here, a GPU is not: building for the CPU alone. With CUDA: make CUDA=ON, or -DINVATTN_CUDA=ON.")
   endif()
 endif()
 
