@@ -1,4 +1,4 @@
-# `make install PREFIX=…`: the tool, the library, its headers, and what find_package(invattn) needs.
+# `make install PREFIX=…`: the tool, the library, its headers, the licence, and what find_package(invattn) needs.
 include(CMakePackageConfigHelpers)
 
 # Torch is used where it lies: a copy would be gigabytes.
@@ -12,6 +12,8 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/invattn" "${PROJECT_BINARY_DIR}/generat
         PATTERN json_fields.h EXCLUDE  # needs nlohmann-json, which users may lack; for our own sources only
         PATTERN kernels EXCLUDE
         PATTERN kernel_calls.h EXCLUDE)
+
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/invattn")
 install(EXPORT invattnTargets NAMESPACE invattn:: DESTINATION "${package_dir}")

@@ -1,4 +1,4 @@
-# One target per room (docs/architecture.md).
+# One target per room (docs/reference/architecture.md).
 #
 #   invattn_room(NAME SOURCES a.cpp … [LIBRARIES target …] [NO_TORCH])
 #

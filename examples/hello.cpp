@@ -33,7 +33,7 @@ int run() {
   Sequential model{Squeeze(), block};
 
   // Maximum likelihood under a standard normal z. The guard is three lines: make it, add its penalty, call it after each step.
-  Guard guard(*model, {.fraction = 1});  // few images: look at all of them in every step
+  Guard guard(*model, {.fraction = 1});  // few images: evaluate all of them in every step
   torch::optim::Adam optimizer(model->parameters(), 1e-2);
   const auto loss_of = [&](const at::Tensor& x) {
     const auto [z, log_det] = model->forward_log_det(x, SeriesLogDet{.terms = 10});
