@@ -48,6 +48,17 @@ at::Tensor as_sample_factor(const at::Tensor& factor, const at::Tensor& x) {
   return factor.view(sizes);
 }
 
+/// `power`, no longer than the probe of its sample.
+at::Tensor shortened(const at::Tensor& power, const at::Tensor& probe) {
+  at::Tensor share;
+  {
+    const at::NoGradGuard no_graph;
+    // A product of length 0 gives infinity or, beside an empty probe, no number: 1 both times.
+    share = (inner_products(probe, probe) / inner_products(power, power)).nan_to_num_(1).clamp_max_(1).sqrt_();
+  }
+  return power * as_sample_factor(share, power);
+}
+
 double alternating_sign(int64_t k) { return k % 2 == 1 ? 1.0 : -1.0; }
 
 /// The weights of a draw's terms: numbers of the host where all samples have the same, so that no device has to be told.
@@ -83,12 +94,13 @@ class Weights {
   at::Tensor each_;  // (terms, B)
 };
 
-at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& draw) {
+at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& draw, bool bounded) {
   const Weights weights(draw);
   auto value = at::zeros({draw.probe.size(0)}, draw.probe.options());
   auto power = draw.probe;  // (J')^k v
   for (int64_t k = 1; k <= draw.weights.size(0); ++k) {
     power = products.vjp_with_graph(power);
+    if (bounded) power = shortened(power, draw.probe);
     value = value + weights.times(k, alternating_sign(k) / static_cast<double>(k), inner_products(power, draw.probe));
   }
   return value;
@@ -96,13 +108,14 @@ at::Tensor estimate_through_graph(BranchProducts& products, const ProbeDraw& dra
 
 /// Terms first + 1 to last of the series, without a graph. `power`, (J')^first v, becomes (J')^last v; where `neumann` is given, terms first
 /// to last - 1 of w = sum_{k=0..} (-1)^k weights[k] (J')^k v are added to it, from the same products.
-at::Tensor estimate_terms(BranchProducts& products, const ProbeDraw& draw, int64_t first, int64_t last, at::Tensor& power,
+at::Tensor estimate_terms(BranchProducts& products, const ProbeDraw& draw, bool bounded, int64_t first, int64_t last, at::Tensor& power,
                           at::Tensor* neumann) {
   const Weights weights(draw);
   auto series = at::zeros_like(draw.probe);  // sum_k (-1)^(k+1)/k weights[k] (J')^k v: added up before the one inner product
   for (int64_t k = first + 1; k <= last; ++k) {
     if (neumann != nullptr) weights.add(*neumann, k, alternating_sign(k), power);
     power = products.vjp(power);
+    if (bounded) power = shortened(power, draw.probe);
     weights.add(series, k, alternating_sign(k) / static_cast<double>(k), power);
   }
   return inner_products(series, draw.probe);
@@ -126,7 +139,7 @@ std::pair<at::Tensor, at::Tensor> known_sums(const PowerSums& sums, const ProbeD
 at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw) {
   constexpr int64_t kFew = 8;  // samples that are not worth another linearisation
   auto power = draw.probe;
-  if (draw.weights.size(1) <= kFew) return estimate_terms(products, draw, 0, draw.weights.size(0), power, nullptr);
+  if (draw.weights.size(1) <= kFew) return estimate_terms(products, draw, problem.bounded, 0, draw.weights.size(0), power, nullptr);
   auto lengths = draw.weights.ne(0).sum(0).cpu();  // (samples at work)
   auto samples = at::arange(lengths.size(0), draw.probe.options().dtype(at::kLong));
   auto value = at::zeros({lengths.size(0)}, draw.probe.options());
@@ -135,7 +148,7 @@ at::Tensor estimate_value(const LogDetProblem& problem, BranchProducts& products
   for (int64_t first = 0;;) {
     const auto last = (lengths.size(0) > kFew ? lengths.median() : lengths.max()).item<int64_t>();
     BranchProducts some(part);
-    value.index_add_(0, samples, estimate_terms(first == 0 ? products : some, left, first, last, power, nullptr));
+    value.index_add_(0, samples, estimate_terms(first == 0 ? products : some, left, problem.bounded, first, last, power, nullptr));
     const auto staying = lengths.gt(last).nonzero().squeeze(1);
     if (staying.numel() == 0) return value;
     const auto there = staying.to(power.device());
@@ -160,7 +173,7 @@ at::Tensor estimate_with_neumann_gradient(const LogDetProblem& problem, BranchPr
   } else {
     neumann = at::zeros_like(draw.probe);
     auto power = draw.probe;
-    value = estimate_terms(products, draw, 0, draw.weights.size(0), power, &neumann);
+    value = estimate_terms(products, draw, problem.bounded, 0, draw.weights.size(0), power, &neumann);
   }
   const auto surrogate = inner_products(products.vjp_with_graph(neumann), draw.probe);
   return surrogate.requires_grad() ? WithGradientOf::apply(value, surrogate) : value;
@@ -170,7 +183,7 @@ at::Tensor estimate_with_neumann_gradient(const LogDetProblem& problem, BranchPr
 at::Tensor estimate(const LogDetProblem& problem, BranchProducts& products, const ProbeDraw& draw, LogDetGradient gradient) {
   if (!wants_gradient(problem)) return estimate_value(problem, products, draw);
   return gradient == LogDetGradient::kNeumann ? estimate_with_neumann_gradient(problem, products, draw)
-                                              : estimate_through_graph(products, draw);
+                                              : estimate_through_graph(products, draw, problem.bounded);
 }
 
 /// Draws of how many terms come after the minimum: the stride times how often the game went on.

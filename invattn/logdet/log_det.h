@@ -40,6 +40,9 @@ struct LogDetProblem {
   std::function<at::Tensor(const at::Tensor&)> vjp = {};
   /// Empty: made of products J'u, one after the other.
   PowerSums power_sums = {};
+  /// The estimators shorten a product (J')^k v that is longer than v to the length of v. Where the local constant of a sample is below 1 this changes
+  /// nothing, to the bit. Where it is not its series has no sum, and in a training one such sample would outweigh all others.
+  bool bounded = false;
 };
 
 /// log|det(I + J_g(x))| per sample, by the method that the options name.

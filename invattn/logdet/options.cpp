@@ -1,6 +1,7 @@
 #include "invattn/logdet/options.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "invattn/core/error.h"
@@ -30,6 +31,10 @@ void RouletteLogDet::validate() const {
   require(continuation > 0 && continuation < 1, "RouletteLogDet", "expected 0 < continuation < 1, got ", continuation,
           ". Use SeriesLogDet for a fixed number of terms.");
   require(stride >= 1, "RouletteLogDet", "expected stride >= 1, got ", stride, ". With 1 any number of terms may be drawn.");
+  const double goes_on = std::pow(continuation, static_cast<double>(stride));
+  require(goes_on < 1 && goes_on > std::numeric_limits<double>::epsilon(), "RouletteLogDet",
+          "expected a continuation to the power of the stride between 2e-16 and 1, got ", goes_on,
+          ". Use SeriesLogDet for a fixed number of terms.");
   require(terms == 0 || (terms >= minimum_terms && (terms - minimum_terms) % stride == 0), "RouletteLogDet",
           "expected terms = minimum_terms, ", minimum_terms, ", or that and a multiple of the stride, ", stride,
           ", or 0 for draws of its own, got ", terms, ". Draw it with draw_terms.");

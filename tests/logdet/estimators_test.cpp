@@ -213,6 +213,42 @@ TEST(GuardedTerms, JoinTheSureOnes) {
   EXPECT_TRUE(std::holds_alternative<ExactLogDet>(with_guarded_terms(ExactLogDet{})));
 }
 
+/// x -> c x for each sample, with its own c.
+LogDetProblem scaled_samples(const at::Tensor& x, const at::Tensor& scale, bool bounded) {
+  const auto factors = scale.unsqueeze(1);
+  return {.x = x,
+          .branch_value = x * factors,
+          .linearize = [](const at::Tensor&) -> std::unique_ptr<Linearization> { throw std::logic_error("the products have a graph"); },
+          .vjp = [factors](const at::Tensor& vector) { return vector * factors; },
+          .bounded = bounded};
+}
+
+TEST(BoundedProducts, ChangeNothingBelowOneAndKeepASampleAboveItFromOutweighingTheOthers) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (const auto gradient : {LogDetGradient::kNeumann, LogDetGradient::kSeries}) {
+      // The last sample's series grows as 50^k / k.
+      const auto constants = at::cat({at::rand({6}, generator(seed), at::kDouble) * 1.9 - 0.95, at::full({1}, 50.0, at::kDouble)});
+      const auto x = random({7, kDimension}, seed + 100);
+      const SeriesLogDet options{.terms = 20, .gradient = gradient, .seed = static_cast<int64_t>(seed)};
+      const auto run = [&](bool bounded) {
+        const auto scale = constants.clone().requires_grad_(true);
+        const auto value = log_det(scaled_samples(x.clone().requires_grad_(true), scale, bounded), options).value;
+        value.sum().backward();
+        return std::pair{value.detach(), scale.grad()};
+      };
+      const auto [free, free_gradient] = run(false);
+      const auto [held, held_gradient] = run(true);
+      EXPECT_TRUE(at::equal(held.slice(0, 0, 6), free.slice(0, 0, 6)));
+      EXPECT_TRUE(at::equal(held_gradient.slice(0, 0, 6), free_gradient.slice(0, 0, 6)));
+      EXPECT_GT(free[6].abs().item<double>(), 1e20);
+      EXPECT_GT(free_gradient[6].abs().item<double>(), 1e20);
+      // Terms of at most d / k, and a gradient of at most d for each.
+      EXPECT_LE(held[6].abs().item<double>(), kDimension * 4.0);
+      EXPECT_LE(held_gradient[6].abs().item<double>(), kDimension * 20.0);
+    }
+  }
+}
+
 TEST(RouletteWeights, HaveMeanOne) {
   constexpr int64_t kBatch = 40000;
   const auto weights = roulette_weights({.minimum_terms = 2, .continuation = 0.6}, kBatch, generator(17));

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "invattn/core/error.h"
@@ -78,6 +79,53 @@ TEST(Optimizer, AdamaxIsItsFormula) {
   }
   EXPECT_LT(max_difference(network->weight, copy->weight), 1e-6);
   EXPECT_LT(max_difference(network->bias, copy->bias), 1e-6);
+}
+
+TEST(Optimizer, NearlyOrthogonalKeepsTheSingularVectors) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{4, 9}, {9, 4}, {6, 6}, {2, 40}}) {
+      const auto x = random({3, rows, columns}, seed, at::kDouble);
+      const auto [u, s, vh] = at::linalg_svd(x, /*full_matrices=*/false);
+      const auto inside = at::matmul(at::matmul(u.mT(), nearly_orthogonal(x)), vh.mT());  // diagonal where the vectors are kept
+      const auto values = inside.diagonal(0, 1, 2);
+      EXPECT_LT(max_difference(inside, at::diag_embed(values)), 1e-9);
+      // Small ones are enlarged, by up to 3.4445^5, and those in reach of 0.68 come there.
+      const auto share = s / at::linalg_vector_norm(s, 2, {1}, /*keepdim=*/true);
+      EXPECT_TRUE((values < 1.3).all().item<bool>()) << values;
+      EXPECT_TRUE((at::where(share > 0.01, values, 1) > 0.6).all().item<bool>()) << values;
+      EXPECT_TRUE((values > 0).all().item<bool>()) << values;
+    }
+  }
+}
+
+TEST(Optimizer, MuonIsItsFormula) {
+  const OptimizerOptions options{.method = OptimizerMethod::kMuon, .learning_rate = 1e-2};
+  auto network = make_network();
+  Optimizer optimizer(*network, options);
+  train(network, optimizer, 0, 10);
+
+  auto copy = make_network();
+  torch::optim::Adam adam({copy->bias}, torch::optim::AdamOptions(1e-2));
+  auto mean = at::zeros_like(copy->weight);
+  for (int step = 0; step < 10; ++step) {
+    copy->zero_grad();
+    loss_of(copy, step).backward();
+    adam.step();
+    const at::NoGradGuard no_grad;
+    const auto gradient = copy->weight.grad();
+    mean = 0.9 * mean + 0.1 * gradient;
+    auto x = 0.9 * mean + 0.1 * gradient;  // (3, 4)
+    x = x / x.norm();
+    for (int i = 0; i < 5; ++i) {
+      const auto a = x.mm(x.t());
+      x = 3.4445 * x - 4.7750 * a.mm(x) + 2.0315 * a.mm(a).mm(x);
+    }
+    copy->weight.sub_(1e-2 * 0.2 * std::sqrt(4.0) * x);
+  }
+  EXPECT_LT(max_difference(network->weight, copy->weight), 1e-5);
+  EXPECT_LT(max_difference(network->bias, copy->bias), 1e-5);
+  EXPECT_EQ(optimizer.state().count("size.weight"), 0U) << "Muon needs no second moment";
+  EXPECT_EQ(optimizer.state().count("size.bias"), 1U);
 }
 
 class EveryMethod : public ::testing::TestWithParam<OptimizerMethod> {};
@@ -149,7 +197,7 @@ TEST_P(EveryMethod, GoesOnFromItsStateToTheSameBits) {
   for (const auto& [name, tensor] : through.state()) EXPECT_TRUE(at::equal(after.state().at(name), tensor)) << name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, EveryMethod, ::testing::Values(OptimizerMethod::kAdam, OptimizerMethod::kAdamax),
+INSTANTIATE_TEST_SUITE_P(Methods, EveryMethod, ::testing::Values(OptimizerMethod::kAdam, OptimizerMethod::kAdamax, OptimizerMethod::kMuon),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST(Optimizer, TheAverageIsAMeanOfTheWeightsAfterEachStep) {
