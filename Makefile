@@ -1,6 +1,6 @@
 # `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-cuda bench doctor format lint install clean distclean
+.PHONY: help setup build demo test test-cuda faults bench doctor format lint install clean distclean
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -19,7 +19,7 @@ build: setup ## build the tool, build/invattn, and the library
 	@$(CONFIGURE) >/dev/null
 	@$(BUILD) --target invattn_tool
 
-demo: build ## train the four kinds of attention on made images, invert them, print the table, write a report (under a minute)
+demo: build ## train the four kinds of attention on synthetic images, invert them, print the table, write a report (under a minute)
 	@build/invattn reconstruct
 
 doctor: build ## what this build and machine can do, and what is missing
@@ -39,6 +39,9 @@ test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitize
 	  train_captured_step_test train_judged_flow_test nn_fast_inverse_test
 	@scripts/test_cuda
 
+faults: build ## disturb the tool by crashes, failing disks, damaged files, absurd settings (hours; SHORT=1: a sample, two minutes)
+	@tests/faults/campaign.py --jobs $(JOBS) $(if $(SHORT),--short) $(FAULTS)
+
 bench: build ## measure the fast kernels beside plain ATen operations, on the CPU and on a GPU where there is one (minutes)
 	@build/invattn bench --device all
 
@@ -46,11 +49,11 @@ format: ## rewrite our files with clang-format
 	@scripts/setup --lint
 	@scripts/lint --format
 
-lint: ## clang-format, the layering check and clang-tidy; changes nothing
+lint: ## clang-format, the checks of layers and links, clang-tidy; changes nothing
 	@scripts/setup --lint
 	@scripts/lint
 
-install: build ## install tool, library, headers and invattnConfig.cmake below PREFIX (/usr/local)
+install: build ## install tool, library, headers, licence and invattnConfig.cmake below PREFIX (/usr/local)
 	@cmake --install build --prefix "$(PREFIX)"
 
 clean: ## remove what was built (torch in .venv stays)

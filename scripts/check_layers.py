@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that no room includes upwards: every #include of our files against the table below (docs/architecture.md explains the rooms).
+"""Checks that no room includes upwards: every #include of our files against the table below (docs/reference/architecture.md explains the rooms).
 
 usage: check_layers.py [--self-test]
 Prints file:line and the broken rule for each finding; exit code 1 when there is one.
@@ -52,7 +52,7 @@ def findings_of(root, path):
     parts = path.relative_to(root).parts
     room = parts[1] if parts[0] == "invattn" and len(parts) > 2 else None
     if room is not None and room not in ROOMS:
-        yield 1, f"'{room}' is not a room: add it to the table in scripts/check_layers.py and docs/architecture.md"
+        yield 1, f"'{room}' is not a room: add it to the table in scripts/check_layers.py and docs/reference/architecture.md"
         return
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         match = INCLUDE.match(text)

@@ -645,7 +645,7 @@ void sampling(const BenchArguments& arguments) {
     }
     progress.keep("sample, " + device.str() + ": measured");
     if (!arguments.json) {
-      std::cout << "\n### " << arguments.count << " images of " << arguments.model.string() << ", " << figures.blocks << " blocks, "
+      std::cout << "\n### " << arguments.count << " images of " << shown(arguments.model) << ", " << figures.blocks << " blocks, "
                 << device.str() << "\n\n"
                 << to_markdown(table_of(figures)) << std::flush;
     }
@@ -724,7 +724,7 @@ void add_bench(CLI::App& tool) {
   command->add_option("--preset", arguments->preset, "flow: paper, improved or residual-flow (default: paper)");
   command->add_option("--log-det", arguments->log_det, "train: none, series (5 terms, as published) or roulette")->capture_default_str();
   command->add_flag("--guard", arguments->guard, "train: with the guard's penalty");
-  command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+  add_threads(*command, arguments->threads);
   command->add_option("--repeats", arguments->repeats, "Timed runs of both (default: by how long they take)")->check(CLI::Range(1, 100000));
   command->add_option("--plot", arguments->plot, "growth, flow: a PNG file to draw");
   command->add_flag("--json", arguments->json, "Print one JSON object with the machine and the rows");

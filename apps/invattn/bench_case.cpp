@@ -14,6 +14,7 @@
 #include <torch/optim/adam.h>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/data/dead_leaves.h"
 #include "invattn/data/pixels.h"
 #include "invattn/lipschitz/local_constant.h"
@@ -340,6 +341,9 @@ std::vector<int64_t> parse_shape(const std::string& text, std::string_view origi
   const bool complete = place == end && !text.ends_with('x');
   require(complete && shape.size() == 4, origin, "expected a shape BxCxHxW of four positive numbers, got '", text,
           "'. 64x12x16x16 is a batch of 64 with 12 channels on a 16 by 16 grid.");
+  double numbers = 1;
+  for (const int64_t size : shape) numbers *= static_cast<double>(size);
+  require_memory(4 * sizeof(float) * numbers, origin, "the shape " + text);  // input, output, result of the other side, a block's features
   return shape;
 }
 

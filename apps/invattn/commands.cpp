@@ -1,18 +1,33 @@
 #include "commands.h"
 
+#include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <ctime>
 #include <iostream>
+#include <thread>
 
 #include <ATen/Parallel.h>
 
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
+#include "invattn/core/range.h"
+#include "invattn/io/output_paths.h"
+#include "invattn/io/printable.h"
 #include "invattn/ops/kernels.h"
 #include "machine.h"
 
 namespace invattn::tool {
 namespace {
+
+CLI::Validator real_number(const std::string& kind, bool (*holds)(double)) {
+  return {[holds, kind](std::string& text) {
+            double value = 0;
+            const bool fits = CLI::detail::lexical_cast(text, value) && holds(value) && value <= kLargestReal;
+            return fits ? std::string() : "expected a number (" + kind + ", finite), got " + text;
+          },
+          kind};
+}
 
 std::string print_examples(const std::vector<Example>& examples) {
   constexpr std::size_t kColumn = 36;
@@ -36,7 +51,7 @@ CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string
 void ComputeArguments::add_to(CLI::App& command) {
   command.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
   command.add_option("--kernels", kernels, "auto, reference (plain ATen operations) or fast")->capture_default_str();
-  command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+  add_threads(command, threads);
   command.add_flag("--json", json, "Print the results as JSON");
 }
 
@@ -47,7 +62,7 @@ at::Device ComputeArguments::apply(const std::string& origin) const {
 }
 
 void RunArguments::add_to(CLI::App& command, const std::string& example) {
-  command.add_option("--config", config, "TOML file (docs/config.md lists the keys)");
+  command.add_option("--config", config, "TOML file (docs/reference/config.md lists the keys)");
   command.add_option("--set", assignments, "KEY=VALUE: set a key of the configuration, for example " + example)->take_all();
   command.add_option("--out", out, "Folder of the run (default: a new one below runs/)");
   ComputeArguments::add_to(command);
@@ -56,8 +71,55 @@ void RunArguments::add_to(CLI::App& command, const std::string& example) {
   command.add_flag("--keys", keys, "Print every key of the configuration with type, default and meaning, and stop");
 }
 
-void RunArguments::require_folder(const std::string& origin) const {
+void RunArguments::check_resume(const std::string& origin) const {
   require(!resume || !out.empty(), origin, "expected the folder of the run to resume, got none. Name it by --out.");
+  require(!resume || config.empty(), origin,
+          "expected no --config with --resume, got one. A run that is resumed has its configuration; --set changes a key of it.");
+}
+
+CLI::Validator positive() {
+  return real_number("POSITIVE", [](double value) { return value > 0; });
+}
+CLI::Validator not_negative() {
+  return real_number("NONNEGATIVE", [](double value) { return value >= 0; });
+}
+
+std::string shown(const std::filesystem::path& path) { return printable_lines(path.string()); }
+
+void add_threads(CLI::App& command, int64_t& threads) {
+  // More than a few for each core only wait for each other, and at some number the system refuses to start them.
+  const int64_t most = 16 * std::max<int64_t>(1, std::thread::hardware_concurrency());
+  command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::Range(int64_t{1}, most));
+}
+
+void TrainingArguments::add_to(CLI::App& command, const std::string& example) {
+  RunArguments::add_to(command, example);
+  command.add_option("--time-limit", minutes, "Minutes after which the training saves and stops")->check(positive());
+  command.add_option("--trace", trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
+}
+
+void TrainingArguments::check_trace(const std::string& origin) const {
+  if (trace.empty()) return;
+  const auto folder = trace.parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    fail(ErrorKind::kData, origin, "expected to write a timeline to '", trace.string(), "', got no such folder. Make it first.");
+  }
+  require(!std::filesystem::is_directory(trace), origin, "expected the name of a file for --trace, got the folder '", trace.string(),
+          "'. Name a file in it.");
+  require_separate_outputs({trace}, {config}, origin);
+}
+
+std::vector<std::filesystem::path> files_of_run(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> result;
+  for (const char* name : {"config.toml", "metrics.jsonl", "results.json", "evaluation.json", "study.json", "checkpoint.safetensors",
+                           "weights.safetensors", "model.safetensors"}) {
+    result.push_back(folder / name);
+  }
+  return result;
+}
+
+std::string resume_command(const std::string& command, const std::filesystem::path& folder) {
+  return command + " --resume --out " + quoted(folder.string());
 }
 
 void stop_interrupted(const std::string& again) {

@@ -3,12 +3,23 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <c10/core/Device.h>
 
+#include "invattn/config/toml.h"
+#include "invattn/core/error.h"
+
 namespace invattn::tool {
+
+/// Of options that are real numbers. Ranges of CLI11 let "nan" through, which is in none.
+CLI::Validator positive();
+CLI::Validator not_negative();
+
+/// Of a file, so that its bytes can be counted.
+constexpr int64_t kMostMebibytes = int64_t{1} << 30U;
 
 /// One line of a help text's examples.
 struct Example {
@@ -45,12 +56,56 @@ struct RunArguments : ComputeArguments {
   /// `example` of a --set.
   void add_to(CLI::App& command, const std::string& example);
 
-  /// A run is resumed by name.
-  void require_folder(const std::string& origin) const;
+  /// A run is resumed by name, and by its own configuration.
+  void check_resume(const std::string& origin) const;
 };
+
+/// Of every command that trains for long.
+struct TrainingArguments : RunArguments {
+  double minutes = 0;
+  std::filesystem::path trace;
+
+  void add_to(CLI::App& command, const std::string& example);
+
+  /// What would only fail after minutes of training.
+  void check_trace(const std::string& origin) const;
+};
+
+/// A path as it is shown: nothing in it can steer a terminal.
+std::string shown(const std::filesystem::path& path);
+
+/// --threads of every command that has it.
+void add_threads(CLI::App& command, int64_t& threads);
+
+/// `command` --resume --out `folder`, to be given to a shell.
+std::string resume_command(const std::string& command, const std::filesystem::path& folder);
+
+/// Reads config.toml of a run that is resumed.
+template <class Options>
+void read_run_config(Options& options, const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.toml";
+  std::error_code missing;
+  if (std::filesystem::is_directory(folder, missing) && !std::filesystem::exists(std::filesystem::symlink_status(path, missing))) {
+    fail(ErrorKind::kUsage, path.string(),
+         "expected a run to resume, got a folder without config.toml. Leave out --resume, or name the folder of the run by --out.");
+  }
+  const std::string text = toml_detail::read_config_file(path);
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    fail(ErrorKind::kData, path.string(),
+         "expected the configuration of the run, got an empty file. Copy it from a backup, or start afresh.");
+  }
+  read_toml(options, text, path.string());
+  if (const std::string key = first_missing_key(text, write_toml(options)); !key.empty()) {
+    fail(ErrorKind::kData, path.string(), "expected every key of the configuration, as the run has written it, got none for '", key,
+         "'. The file is cut short, or of an earlier version: copy it from a backup, or add the key.");
+  }
+}
 
 /// After a Ctrl-C that lost nothing: says how to go on and ends the tool with 130, as shells count it.
 [[noreturn]] void stop_interrupted(const std::string& again);
+
+/// The files by which a run lives on: no command but its training writes over them.
+std::vector<std::filesystem::path> files_of_run(const std::filesystem::path& folder);
 
 /// model.safetensors of a run, where a folder is named.
 std::filesystem::path model_file(const std::filesystem::path& model);

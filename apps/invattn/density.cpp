@@ -16,11 +16,16 @@
 #include "commands.h"
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
+#include "invattn/core/range.h"
+#include "invattn/data/image_set.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/density_samples.h"
 #include "invattn/io/image_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/output_paths.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/flow.h"
 #include "invattn/train/interrupt.h"
@@ -59,19 +64,17 @@ void require_inverted(const DensityScore& score) {
 
 // ---- train
 
-struct TrainArguments : RunArguments {
+struct TrainArguments : TrainingArguments {
   std::string data;
-  double minutes = 0;
   int64_t shard_megabytes = 0;
   std::filesystem::path weights;
-  std::filesystem::path trace;
   bool weights_only = false;
 };
 
 DensityOptions resolve(const TrainArguments& arguments) {
   DensityOptions options;
   if (arguments.resume) {
-    read_toml_file(options, arguments.out / "config.toml");
+    read_run_config(options, arguments.out);
   } else if (!arguments.config.empty()) {
     read_toml_file(options, arguments.config);
   } else if (plane_of(arguments.data)) {
@@ -89,7 +92,9 @@ void train(TrainArguments arguments) {
     std::cout << field_reference<DensityOptions>();
     return;
   }
-  arguments.require_folder("density");
+  arguments.check_resume("density");
+  require(!arguments.resume || arguments.weights.empty(), "density",
+          "expected no --weights with --resume, got one. A run that is resumed has its weights.");
   const DensityOptions options = resolve(arguments);
   if (arguments.print_config) {
     std::cout << write_toml(options);
@@ -99,9 +104,11 @@ void train(TrainArguments arguments) {
   const bool embedded = arguments.config.empty() && !arguments.resume &&
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
+  arguments.check_trace("density");
+  if (!arguments.trace.empty()) require_separate_outputs({arguments.trace}, {arguments.weights}, "density");
   const at::Device device = arguments.apply("density");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
-  const std::string again = "invattn density train --resume --out " + arguments.out.string();
+  const std::string again = resume_command("invattn density train", arguments.out);
   try {
     const DensityOutcome outcome =
         train_density(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
@@ -125,9 +132,9 @@ void train(TrainArguments arguments) {
       }
       if (!outcome.gap.warning.empty()) std::cout << "warning             " << outcome.gap.warning << "\n";
       for (const std::string& promise : outcome.promises) std::cout << "attention           " << promise << "\n";
-      std::cout << "Model: " << outcome.model.string() << "\n";
-      if (!outcome.picture.empty()) std::cout << "Picture: " << outcome.picture.string() << "\n";
-      std::cout << "Report: " << outcome.report.string() << std::endl;
+      std::cout << "Model: " << shown(outcome.model) << "\n";
+      if (!outcome.picture.empty()) std::cout << "Picture: " << shown(outcome.picture) << "\n";
+      std::cout << "Report: " << shown(outcome.report) << std::endl;
     }
     require_inverted(outcome.validation);
   } catch (const Interrupted&) {
@@ -173,6 +180,18 @@ struct ModelArguments : ComputeArguments {
 
 Flow load_flow(const ModelArguments& arguments, at::Device device) {
   const auto path = model_file(arguments.model);
+  // Before minutes of work, and before anything is written.
+  std::vector<std::filesystem::path> outputs;
+  for (const auto* file : {&arguments.out, &arguments.images_file}) {
+    if (file->empty()) continue;
+    if (const auto folder = file->parent_path(); !folder.empty() && !std::filesystem::is_directory(folder)) {
+      fail(ErrorKind::kData, "density", "expected a folder to write '", file->string(), "' to, got none. Make it first.");
+    }
+    outputs.push_back(*file);
+  }
+  auto inputs = files_of_run(path.parent_path());
+  inputs.push_back(path);
+  require_separate_outputs(outputs, inputs, "density");
   const auto flow = std::dynamic_pointer_cast<FlowImpl>(load(path));
   if (!flow) {
     fail(ErrorKind::kData, path.string(), "expected a flow, got another model. `invattn info ", path.string(), "` says what it is.");
@@ -190,6 +209,14 @@ at::Tensor test_data(const ModelArguments& arguments, const FlowImpl& flow, int6
   const bool plane = plane_of(options.data).has_value();
   require(plane == (flow.options().pixels == PixelTransform::kNone), "density", "expected data of the kind that the flow was trained on, ",
           plane ? "images" : "points of the plane", ", got '", options.data, "'. Name it by --data.");
+  if (!plane) {
+    const auto source = parse_data_source(options.data, "density").path;
+    const bool inside =
+        !source.empty() && !arguments.out.empty() && std::filesystem::exists(arguments.out) &&
+        std::filesystem::weakly_canonical(arguments.out).string().starts_with(std::filesystem::weakly_canonical(source).string());
+    require(!inside, "density", "expected a place of its own for the picture, got '", arguments.out.string(),
+            "', which is a file of the data. Name another by --out.");
+  }
   return load_test_data(options, count);
 }
 
@@ -223,30 +250,26 @@ void evaluate(const ModelArguments& arguments) {
   if (arguments.json) {
     auto json = nlohmann::ordered_json::parse(to_json(result));
     json["seconds"] = result.seconds;
-    std::cout << json.dump(1) << std::endl;
+    std::cout << json_text(json, 1) << std::endl;
   } else {
     print(result, plane);
   }
   if (arguments.save) {
     const std::filesystem::path report = save_evaluation(
         result, {.folder = arguments.model, .device = device_named(arguments.device, "density"), .command = command_line()});
-    if (!arguments.json) std::cout << "Report: " << report.string() << std::endl;
+    if (!arguments.json) std::cout << "Report: " << shown(report) << std::endl;
   }
   require_inverted(result);
 }
 
 void write_picture(const std::filesystem::path& path, const at::Tensor& picture) {
   write_png(path, picture);
-  std::cout << "Picture: " << path.string() << std::endl;
+  std::cout << "Picture: " << shown(path) << std::endl;
 }
 
 void sample(const ModelArguments& arguments) {
   Flow flow = load_flow(arguments, arguments.apply("density"));
   const bool plane = flow->options().pixels == PixelTransform::kNone;
-  // Found out now, and not when all is drawn.
-  if (const auto folder = arguments.out.parent_path(); !folder.empty() && !std::filesystem::is_directory(folder)) {
-    fail(ErrorKind::kData, "density sample", "expected a folder to write '", arguments.out.string(), "' to, got none. Make it first.");
-  }
   const SampleRequest request{.count = arguments.count,
                               .temperature = arguments.temperature,
                               .seed = arguments.seed,
@@ -269,15 +292,15 @@ void sample(const ModelArguments& arguments) {
   const auto columns = std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(drawn.shown.size(0)))));
   write_png(arguments.out, plane ? plane_picture(*flow.ptr(), drawn.shown, 400) : picture_of(drawn.shown, columns));
   if (arguments.json) {
-    std::cout << nlohmann::ordered_json{{"images", arguments.count},
-                                        {"found", drawn.report.converged_count()},
-                                        {"report", drawn.report.brief()},
-                                        {"picture", arguments.out.string()}}
-                     .dump(1)
+    std::cout << json_text({{"images", arguments.count},
+                            {"found", drawn.report.converged_count()},
+                            {"report", drawn.report.brief()},
+                            {"picture", arguments.out.string()}},
+                           1)
               << std::endl;
   } else {
-    std::cout << drawn.report.brief() << "\nPicture: " << arguments.out.string() << "\n";
-    if (!arguments.images_file.empty()) std::cout << (plane ? "Points: " : "Images: ") << arguments.images_file.string() << "\n";
+    std::cout << drawn.report.brief() << "\nPicture: " << shown(arguments.out) << "\n";
+    if (!arguments.images_file.empty()) std::cout << (plane ? "Points: " : "Images: ") << shown(arguments.images_file) << "\n";
   }
   if (!drawn.report.usable()) {
     fail(ErrorKind::kNotConverged, "density sample", "expected every sample to converge, got ", drawn.report.brief(),
@@ -291,7 +314,8 @@ void interpolate(const ModelArguments& arguments) {
   const at::Device device = arguments.apply("density");
   Flow flow = load_flow(arguments, device);
   require(flow->options().pixels != PixelTransform::kNone, "density interpolate", "expected a flow of images, got one of the plane.");
-  require(arguments.steps >= 2, "density interpolate", "expected --steps 2 or more, got ", arguments.steps, ".");
+  require_memory(4.0 * static_cast<double>(arguments.steps * arguments.count * flow->dimensions()), "density interpolate",
+                 std::to_string(arguments.steps * arguments.count) + " images");
   at::manual_seed(static_cast<uint64_t>(arguments.seed));
   const at::Tensor x = flow_input(test_data(arguments, *flow, 2 * arguments.count).to(device), /*channels_last=*/false);
   const at::Tensor z = flow->forward(x).flatten(1);
@@ -349,10 +373,8 @@ void add_train(CLI::App& density) {
   command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded configurations)");
   command->get_option("--resume")->description("Go on with the run in --out (with --set, for example steps=…)");
   command->add_option("--data", arguments->data, kDataHelp);
-  command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
   command->add_option("--shard-mb", arguments->shard_megabytes, "Write checkpoints as files of at most so many MiB")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--trace", arguments->trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
+      ->check(CLI::Range(int64_t{1}, kMostMebibytes));
   command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
   command->add_flag("--weights-only", arguments->weights_only,
                     "With each checkpoint write weights.safetensors: the averaged weights alone, in bfloat16");
@@ -363,7 +385,7 @@ void add_train(CLI::App& density) {
 
 void add_density(CLI::App& tool) {
   CLI::App* density = add_command(tool, "density", "Normalizing flows: train, grow, evaluate, sample, interpolate, invert",
-                                  {{"invattn density train", "made images of 8 x 8, a minute"},
+                                  {{"invattn density train", "synthetic images of 8 x 8, a minute"},
                                    {"invattn density train --data two-moons", "a density of the plane, and its picture"},
                                    {"invattn density grow RUN --blocks 6,4 --out NEW", "more blocks, the same density, to train further"},
                                    {"invattn density eval RUN --save", "bits per dimension on test data, into the report"},
@@ -376,13 +398,13 @@ void add_density(CLI::App& tool) {
   auto eval = std::make_shared<ModelArguments>();
   CLI::App* command = density->add_subcommand("eval", "Bits per dimension on test data, and the largest error of the inverse");
   eval->add_model(*command);
-  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::PositiveNumber);
-  command->add_option("--batch", eval->batch, "Images at a time")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::Range(int64_t{1}, kMostImages));
+  command->add_option("--batch", eval->batch, "Images at a time")->check(CLI::Range(int64_t{1}, kMostImages))->capture_default_str();
   command->add_option("--estimator", eval->estimator, "roulette (unbiased), series (as published: optimistic) or exact")
       ->capture_default_str();
-  command->add_option("--terms", eval->terms, "Terms of the series")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--terms", eval->terms, "Terms of the series")->check(CLI::Range(int64_t{1}, kMostIterations))->capture_default_str();
   command->add_option("--inverse-images", eval->inverse_images, "Images that are undone")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, kMostImages))
       ->capture_default_str();
   command->add_flag("--save", eval->save, "Write the figures to evaluation.json of the run, and its report again");
   command->callback([eval] { evaluate(*eval); });
@@ -393,26 +415,24 @@ void add_density(CLI::App& tool) {
     CLI::App* entry = density->add_subcommand(name, meaning);
     arguments->add_model(*entry);
     entry->add_option("--count", arguments->count, "How many")->check(CLI::Range(1, most))->capture_default_str();
-    entry->add_option("--tolerance", arguments->tolerance, "Of the inverse of each block")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+    entry->add_option("--tolerance", arguments->tolerance, "Of the inverse of each block")->check(positive())->capture_default_str();
     entry->add_option("--out", arguments->out, "PNG file")->capture_default_str();
     entry->callback([arguments, run] { run(*arguments); });
     return std::pair(entry, arguments);
   };
   const auto [draw, drawn] = with_picture("sample", "Images (or the density of the plane) out of noise", "samples.png", 10'000'000, sample);
   draw->add_option("--temperature", drawn->temperature, "The prior's deviation is multiplied by it")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str();
   drawn->batch = 100;
   draw->add_option("--batch", drawn->batch, "Images at a time; the images of a seed do not depend on it")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, kMostImages))
       ->capture_default_str();
   draw->add_option("--shown", drawn->shown, "Images in the picture, the first ones")->check(CLI::Range(1, 10000))->capture_default_str();
   draw->add_option("--save-images", drawn->images_file, "Write all images to this safetensors file, uint8 (count, C, H, W)");
   const auto [between, ends] = with_picture("interpolate", "Paths between the latents of test images", "paths.png", 10000, interpolate);
   ends->count = 8;
-  between->add_option("--steps", ends->steps, "Images on a path")->capture_default_str();
+  between->add_option("--steps", ends->steps, "Images on a path")->check(CLI::Range(2, 10000))->capture_default_str();
   const auto [undo, undone] = with_picture("invert", "Test images there and back", "inverse.png", 10000, invert);
   undone->count = 16;
 }

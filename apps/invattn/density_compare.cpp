@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "invattn/core/names.h"
+#include "invattn/core/range.h"
 #include "invattn/experiments/density_comparison.h"
 #include "invattn/report/report.h"
 #include "invattn/train/progress.h"
@@ -33,7 +34,7 @@ void compare(CompareArguments arguments) {
   Progress progress;
   std::vector<std::filesystem::path> unfinished;
   const std::vector<std::filesystem::path> runs = find_runs(arguments.runs, unfinished);
-  for (const std::filesystem::path& run : unfinished) progress.keep("Left out, since it has not come to its end: " + run.string());
+  for (const std::filesystem::path& run : unfinished) progress.keep("Left out, since it has not come to its end: " + shown(run));
   const DensityStudy study = compare_density(runs, comparison, {.folder = arguments.out, .device = device, .command = command_line()},
                                              [&progress](double fraction, const std::string& doing) {
                                                progress.show(doing + number_text(" %.0f %%", 100 * std::min(fraction, 1.0)));
@@ -43,7 +44,7 @@ void compare(CompareArguments arguments) {
     return;
   }
   std::cout << results_table(arguments.out) << "\n"
-            << reporting::study_headline(study) << "\nReport: " << (arguments.out / "report.html").string() << std::endl;
+            << reporting::study_headline(study) << "\nReport: " << shown(arguments.out / "report.html") << std::endl;
 }
 
 }  // namespace
@@ -59,12 +60,15 @@ void add_density_compare(CLI::App& density) {
   command->add_option("--match", arguments->match, "What the runs have in common: steps, or seconds of training")->capture_default_str();
   command->add_option("--data", comparison.data, "Where the data of the runs are (default: where they were)");
   command->add_option("--seed", comparison.seed, "Of test images, noise and probes")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--images", comparison.evaluation.images, "Images of the test split (default: all)")->check(CLI::PositiveNumber);
-  command->add_option("--batch", comparison.evaluation.batch, "Images at a time")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--images", comparison.evaluation.images, "Images of the test split (default: all)")
+      ->check(CLI::Range(int64_t{1}, kMostImages));
+  command->add_option("--batch", comparison.evaluation.batch, "Images at a time")
+      ->check(CLI::Range(int64_t{1}, kMostImages))
+      ->capture_default_str();
   command->add_option("--estimator", arguments->estimator, "roulette (unbiased), series (as published: optimistic) or exact")
       ->capture_default_str();
   command->add_option("--terms", comparison.evaluation.log_det.terms, "Terms of the series")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, kMostIterations))
       ->capture_default_str();
   arguments->add_to(*command);
   command->callback([arguments] { compare(*arguments); });

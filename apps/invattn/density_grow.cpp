@@ -10,6 +10,8 @@
 #include "commands.h"
 #include "invattn/config/toml.h"
 #include "invattn/experiments/density_grow.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/printable.h"
 #include "invattn/train/interrupt.h"
 
 namespace invattn::tool {
@@ -42,12 +44,15 @@ void grow(const GrowArguments& arguments) {
     std::cerr << "\nStopped; nothing was written." << std::endl;
     throw CLI::RuntimeError(130);
   }
-  const std::string next = "invattn density train --resume --out " + arguments.out.string();
+  const std::string next = resume_command("invattn density train", arguments.out);
   if (arguments.json) {
-    std::cout << nlohmann::ordered_json{{"inserted", grown.inserted}, {"weights_before", grown.weights_before},
-                                        {"weights", grown.weights},   {"step", grown.step},
-                                        {"goes_on", grown.goes_on},   {"next", next}}
-                     .dump(1)
+    std::cout << json_text({{"inserted", grown.inserted},
+                            {"weights_before", grown.weights_before},
+                            {"weights", grown.weights},
+                            {"step", grown.step},
+                            {"goes_on", grown.goes_on},
+                            {"next", next}},
+                           1)
               << std::endl;
     return;
   }
@@ -55,7 +60,7 @@ void grow(const GrowArguments& arguments) {
             << " that do nothing yet: " << grown.weights_before << " -> " << grown.weights << " weights.\n"
             << (grown.goes_on ? "The training goes on from step " + std::to_string(grown.step)
                               : std::string("A training starts from the weights"))
-            << " with: " << next << std::endl;
+            << " with: " << printable_lines(next) << std::endl;
 }
 
 }  // namespace
@@ -70,7 +75,7 @@ void add_density_grow(CLI::App& density) {
   command->add_option("--set", arguments->assignments, "KEY=VALUE: set a key of the configuration, for example steps=60000")->take_all();
   command->add_option("--out", arguments->out, "Folder of the new run")->required();
   command->add_option("--shard-mb", arguments->shard_megabytes, "Write the checkpoint as files of at most so many MiB")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kMostMebibytes));
   command->add_flag("--restart", arguments->restart,
                     "Leave optimiser and position behind: a training of its own from the averaged weights");
   command->add_flag("--json", arguments->json, "Print the results as JSON");

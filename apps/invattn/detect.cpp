@@ -16,11 +16,14 @@
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
+#include "invattn/core/range.h"
 #include "invattn/data/mask_pairs.h"
 #include "invattn/experiments/detection.h"
 #include "invattn/experiments/detection_data.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/image_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/output_paths.h"
 #include "invattn/nn/detection.h"
 #include "invattn/ops/full_precision.h"
 #include "invattn/report/report.h"
@@ -52,12 +55,10 @@ DetectionObserver observer_of(Progress& progress) {
 
 // ---- train
 
-struct TrainArguments : RunArguments {
+struct TrainArguments : TrainingArguments {
   std::string data;
   std::string variant;
   std::filesystem::path weights;
-  std::filesystem::path trace;
-  double minutes = 0;
 
   bool embedded() const { return config.empty() && !resume && (data.empty() || data == "synthetic"); }
 };
@@ -65,7 +66,7 @@ struct TrainArguments : RunArguments {
 DetectionOptions resolve(const TrainArguments& arguments) {
   DetectionOptions options;
   if (arguments.resume) {
-    read_toml_file(options, arguments.out / "config.toml");
+    read_run_config(options, arguments.out);
   } else if (!arguments.config.empty()) {
     read_toml_file(options, arguments.config);
   } else if (arguments.embedded()) {
@@ -82,7 +83,7 @@ void train(TrainArguments arguments) {
     std::cout << field_reference<DetectionOptions>();
     return;
   }
-  arguments.require_folder("detect");
+  arguments.check_resume("detect");
   require(!arguments.resume || arguments.weights.empty(), "detect",
           "expected no --weights with --resume, got one. A run that is resumed has its weights.");
   const DetectionOptions options = resolve(arguments);
@@ -90,9 +91,11 @@ void train(TrainArguments arguments) {
     std::cout << write_toml(options);
     return;
   }
+  arguments.check_trace("detect");
+  if (!arguments.trace.empty()) require_separate_outputs({arguments.trace}, {arguments.weights}, "detect");
   const at::Device device = arguments.apply("detect");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("detect");
-  const std::string again = "invattn detect train --resume --out " + arguments.out.string();
+  const std::string again = resume_command("invattn detect train", arguments.out);
   try {
     const DetectionOutcome outcome =
         train_detection(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
@@ -110,8 +113,8 @@ void train(TrainArguments arguments) {
       if (outcome.test.images > 0) print(outcome.test);
       for (const std::string& promise : outcome.promises) std::cout << "attention  " << promise << "\n";
       print(outcome.inverses);
-      std::cout << "Model: " << outcome.model.string() << std::endl;
-      if (!outcome.report.empty()) std::cout << "Report: " << outcome.report.string() << std::endl;
+      std::cout << "Model: " << shown(outcome.model) << std::endl;
+      if (!outcome.report.empty()) std::cout << "Report: " << shown(outcome.report) << std::endl;
     }
     require_inverted(outcome.inverses);
   } catch (const Interrupted&) {
@@ -134,10 +137,10 @@ struct ModelArguments : ComputeArguments {
 
   void add_model(CLI::App& command) {
     command.add_option("model", model, "model.safetensors of a run, or the folder of the run")->required();
-    command.add_option("--batch", evaluation.batch, "Images at a time")->check(CLI::PositiveNumber)->capture_default_str();
+    command.add_option("--batch", evaluation.batch, "Images at a time")->check(CLI::Range(int64_t{1}, kMostImages))->capture_default_str();
     command.add_flag("--invert-check", invert,
                      "Undo each invertible attention block on its features, in float32; exit code 3 where one fails");
-    command.add_option("--tolerance", evaluation.tolerance, "Of that inverse")->check(CLI::PositiveNumber)->capture_default_str();
+    command.add_option("--tolerance", evaluation.tolerance, "Of that inverse")->check(positive())->capture_default_str();
     add_to(command);
   }
 };
@@ -155,7 +158,14 @@ void evaluate(const ModelArguments& arguments) {
   const MaskPairs pairs =
       load_detection_test(arguments.data, arguments.images, detector->options().size, detector->options().antialias, arguments.seed);
   Progress progress;
-  if (!arguments.maps.empty()) make_folder(arguments.maps, "detect eval");
+  if (!arguments.maps.empty()) {
+    std::vector<std::filesystem::path> outputs;
+    for (const std::string& name : pairs.names) outputs.push_back(arguments.maps / (name + ".png"));
+    auto inputs = detection_test_files(arguments.data);
+    inputs.push_back(model_file(arguments.model));
+    require_separate_outputs(outputs, inputs, "detect eval");
+    make_folder(arguments.maps, "detect eval");
+  }
   const DetectionScore score = score_detection(*detector, pairs, arguments.evaluation, arguments.maps, observer_of(progress));
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, pairs.images, arguments.evaluation, observer_of(progress));
@@ -163,7 +173,7 @@ void evaluate(const ModelArguments& arguments) {
     auto json = ordered_json::parse(to_json(score));
     json["seconds"] = score.seconds;
     if (arguments.invert) json["inverses"] = ordered_json::parse(to_json(inverses));
-    std::cout << json.dump(1) << std::endl;
+    std::cout << json_text(json, 1) << std::endl;
   } else {
     print(score);
     print(inverses);
@@ -188,6 +198,13 @@ void predict(const ModelArguments& arguments) {
       fail(ErrorKind::kData, "detect predict", "expected PNG or JPEG files in ", arguments.input.string(), ", got none. Check the folder.");
     }
   }
+  std::vector<std::filesystem::path> outputs;
+  for (const auto& file : files) {
+    for (const char* ending : {".png", "_overlay.png"}) outputs.emplace_back((arguments.out / file.stem()).string() + ending);
+  }
+  std::vector<std::filesystem::path> read = files;
+  read.push_back(model_file(arguments.model));
+  require_separate_outputs(outputs, read, "detect predict");
   const at::Device device = arguments.apply("detect");
   Detector detector = load_model(arguments, device);
   const int64_t size = detector->options().size;
@@ -222,10 +239,10 @@ void predict(const ModelArguments& arguments) {
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, at::stack(inputs), arguments.evaluation, observer_of(progress));
   if (arguments.json) {
-    std::cout << ordered_json{{"images", list}, {"inverses", ordered_json::parse(to_json(inverses))}}.dump(1) << std::endl;
+    std::cout << json_text({{"images", list}, {"inverses", ordered_json::parse(to_json(inverses))}}, 1) << std::endl;
   } else {
     for (const auto& entry : list) {
-      std::cout << entry["map"].get<std::string>() << ": " << number_text("%.1f", 100 * entry["object"].get<double>())
+      std::cout << shown(entry["map"].get<std::string>()) << ": " << number_text("%.1f", 100 * entry["object"].get<double>())
                 << " % of the image is object\n";
     }
     print(inverses);
@@ -235,7 +252,7 @@ void predict(const ModelArguments& arguments) {
 
 void compare(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
   const ReportSummary summary = write_detection_report(runs, out);
-  std::cout << detection_table(runs) << "\nReport: " << summary.html.string() << std::endl;
+  std::cout << detection_table(runs) << "\nReport: " << shown(summary.html) << std::endl;
 }
 
 void add_train(CLI::App& detect) {
@@ -247,8 +264,6 @@ void add_train(CLI::App& detect) {
   command->add_option("--variant", arguments->variant,
                       "base, gaussian, embedded-gaussian, dot-product, concatenation, or one of these kinds behind `invertible-`");
   command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
-  command->add_option("--time-limit", arguments->minutes, "Minutes after which the training saves and stops")->check(CLI::PositiveNumber);
-  command->add_option("--trace", arguments->trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
   command->callback([arguments] { train(*arguments); });
 }
 
@@ -256,7 +271,7 @@ void add_train(CLI::App& detect) {
 
 void add_detect(CLI::App& tool) {
   CLI::App* detect = add_command(tool, "detect", "Camouflaged objects: train a network with or without attention, judge it, use it",
-                                 {{"invattn detect train", "made camouflage, under three minutes"},
+                                 {{"invattn detect train", "synthetic camouflage, under three minutes"},
                                   {"invattn detect train --config configs/detection/camo.toml --data camo:DIR --weights FILE", ""},
                                   {"invattn detect eval RUN --invert-check", "the field's measures; attention undone"},
                                   {"invattn detect predict RUN IMAGE --out DIR", "a map of the object, and an overlay"},
@@ -268,8 +283,8 @@ void add_detect(CLI::App& tool) {
   CLI::App* command = detect->add_subcommand("eval", "The field's measures on test data");
   eval->add_model(*command);
   command->add_option("--data", eval->data, kDataHelp)->capture_default_str();
-  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::PositiveNumber);
-  command->add_option("--seed", eval->seed, "Of made images")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::Range(int64_t{1}, kMostImages));
+  command->add_option("--seed", eval->seed, "Of synthetic images")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--maps", eval->maps, "Write the maps into this folder, for `invattn metrics`");
   command->callback([eval] { evaluate(*eval); });
 

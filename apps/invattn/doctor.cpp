@@ -20,6 +20,7 @@
 
 #include "commands.h"
 #include "gpu_driver.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
 #include "invattn/nn/attention.h"

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,6 +20,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include "invattn/core/error.h"
+#include "invattn/io/printable.h"
 
 namespace invattn::tool {
 namespace {
@@ -33,15 +36,6 @@ std::string proc_value(const std::string& file, std::string_view key) {
   }
   return "";
 }
-
-std::optional<std::uint64_t> leading_number(const std::string& text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{}) return std::nullopt;
-  return number;
-}
-
-std::uint64_t meminfo_bytes(std::string_view key) { return leading_number(proc_value("/proc/meminfo", key)).value_or(0) * 1024; }
 
 bool is_program(const std::filesystem::path& file) {
   std::error_code ignored;
@@ -62,21 +56,6 @@ Cpu read_cpu() {
   }
   cpu.cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   return cpu;
-}
-
-Memory read_memory() {
-  Memory memory;
-  memory.total_bytes = meminfo_bytes("MemTotal");
-  memory.available_bytes = meminfo_bytes("MemAvailable");
-  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream in(file);
-    std::string text;
-    // "max", or a number beyond the memory there is, means no limit.
-    if (!std::getline(in, text)) continue;
-    const std::optional<std::uint64_t> limit = leading_number(text);
-    if (limit && *limit < memory.total_bytes) memory.limit_bytes = limit;
-  }
-  return memory;
 }
 
 std::string find_program(const std::string& name) {
@@ -101,6 +80,24 @@ std::string loaded_library(const std::string& name) {
   return canonical.empty() ? file : canonical.string();
 }
 
+std::string quoted(std::string word) {
+  const auto is_plain = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || letter >= 0x80 || std::strchr("_-./:,+@=%", letter) != nullptr;
+  };
+  if (printable_lines(word) != word || word.find('\n') != std::string::npos) {  // what could steer a terminal
+    std::string text = "$'";
+    for (const unsigned char letter : word) {
+      std::array<char, 5> digits{};
+      std::snprintf(digits.data(), digits.size(), "\\x%02x", static_cast<unsigned>(letter));
+      text += letter != 0 && letter < 0x80 && is_plain(letter) ? std::string(1, static_cast<char>(letter)) : std::string(digits.data());
+    }
+    return text + "'";
+  }
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return word;
+  for (std::size_t at = 0; (at = word.find('\'', at)) != std::string::npos; at += 4) word.replace(at, 1, "'\\''");
+  return "'" + word + "'";
+}
+
 std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string text;
@@ -109,12 +106,7 @@ std::string command_line() {
       text = std::filesystem::path(word).filename();
       continue;
     }
-    const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$`!*?[]{}()<>|&;#~") == std::string::npos;
-    if (!plain) {
-      for (std::size_t at = 0; (at = word.find('\'', at)) != std::string::npos; at += 4) word.replace(at, 1, "'\\''");
-      word = "'" + word + "'";
-    }
-    text += " " + word;
+    text += " " + quoted(word);
   }
   return text;
 }

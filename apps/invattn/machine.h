@@ -3,7 +3,6 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,20 +14,16 @@ struct Cpu {
   int64_t cores = 0;                  ///< that this process may use
 };
 
-struct Memory {
-  std::uint64_t total_bytes = 0;               ///< 0 where the system does not say
-  std::uint64_t available_bytes = 0;           ///< without swapping
-  std::optional<std::uint64_t> limit_bytes{};  ///< of the control group (container) this process is in
-};
-
 Cpu read_cpu();
-Memory read_memory();
 
 /// The executable a shell would run for `name`; empty where there is none on the PATH.
 std::string find_program(const std::string& name);
 
 /// The file from which the running process has loaded a shared library; empty where it has not.
 std::string loaded_library(const std::string& name);
+
+/// A word as a shell takes it for one, whatever is in it.
+std::string quoted(std::string word);
 
 /// The command this process was started with, as one would type it.
 std::string command_line();

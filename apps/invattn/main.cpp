@@ -1,7 +1,16 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,12 +19,16 @@
 
 #include "commands.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
+#include "invattn/io/posix_file.h"
+#include "invattn/io/printable.h"
 
 namespace {
 
 constexpr int kUnexpected = 1;
+constexpr int kData = static_cast<int>(invattn::ErrorKind::kData);
 constexpr int kUsage = static_cast<int>(invattn::ErrorKind::kUsage);
 
 constexpr const char* kDescription =
@@ -78,14 +91,42 @@ int parse_and_run(CLI::App& tool, int argc, char** argv) {
   } catch (const CLI::RuntimeError& result) {  // a subcommand has said what it had to say and names its exit code
     return result.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    std::cerr << "error: " << error.what() << "." << nearest_option(tool) << " Run with --help to see what is possible.\n";
+    std::cerr << "error: " << invattn::printable_lines(error.what()) << "." << nearest_option(tool)
+              << " Run with --help to see what is possible.\n";
     return kUsage;
   }
 }
 
-}  // namespace
+bool has_subcommands(std::string_view command) { return command == "density" || command == "detect"; }
 
-int main(int argc, char** argv) {
+/// The next step where the message has none: those of option structs do not know how they were set.
+std::string with_next_step(const invattn::Error& error, int argc, char** argv) {
+  std::string text = error.what();
+  const std::size_t got = text.find(", got");
+  const bool has_one = got == std::string::npos || text.find(". ", got) != std::string::npos || text.find(".\n", got) != std::string::npos;
+  if (has_one) return text;
+  if (error.exit_code() == kData) return text + " Check the file, or take another copy of it.";
+  std::string command = "invattn";
+  for (int i = 1; i < std::min(argc, 3) && argv[i][0] != '-' && (i == 1 || has_subcommands(argv[1])); ++i)
+    command += " " + std::string(argv[i]);
+  return text + " Correct it; `" + command + " --help` says what is possible.";
+}
+
+bool is_out_of_memory(const c10::Error& error, const std::string& text) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || text.find("allocate memory") != std::string::npos ||
+         text.find("not enough memory") != std::string::npos || text.find("Storage size calculation overflowed") != std::string::npos ||
+         text.find("invalid size, possible overflow") != std::string::npos;
+}
+
+int out_of_memory() {
+  std::cerr
+      << "error: expected what fits into memory, got more than the "
+      << invattn::bytes_text(static_cast<double>(invattn::read_memory().available_bytes))
+      << " that are free, or than the GPU has. Use fewer or smaller images, or a smaller batch; `invattn doctor` shows what is there.\n";
+  return kUsage;
+}
+
+int run(int argc, char** argv) {
   try {
     CLI::App tool(kDescription, "invattn");
     tool.set_version_flag("--version", std::string("invattn ") + invattn::kVersion + " (torch " + invattn::kTorchVersion +
@@ -102,14 +143,58 @@ int main(int argc, char** argv) {
     tool.footer(tool.get_footer() + kExitCodes);
     return parse_and_run(tool, argc, argv);
   } catch (const invattn::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
+    std::cerr << "error: " << invattn::printable_lines(with_next_step(error, argc, argv)) << "\n";
     return error.exit_code();
   } catch (const c10::Error& error) {
-    std::cerr << "unexpected error in torch: " << error.what_without_backtrace() << "\n";
+    const std::string text = error.what_without_backtrace();
+    if (is_out_of_memory(error, text)) return out_of_memory();
+    std::cerr << "unexpected error in torch: " << invattn::printable_lines(text) << "\n";
   } catch (const std::bad_alloc&) {
-    std::cerr << "error: out of memory. Use fewer or smaller images; `invattn doctor` shows how much memory there is.\n";
+    return out_of_memory();
+  } catch (const std::length_error&) {  // more elements than there can be
+    return out_of_memory();
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::cerr << "error: expected a file or folder that can be used, got '" << error.code().message() << "' for '"
+              << invattn::printable(error.path1().string(), 400) << "'. Check its permissions and links, or choose another.\n";
+    return kData;
+  } catch (const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      std::cerr << "error: expected to start threads, got '" << error.code().message() << "'. Use fewer, by --threads.\n";
+      return kUsage;
+    }
+    std::cerr << "unexpected error of the system: " << invattn::printable_lines(error.what()) << "\n";
   } catch (const std::exception& error) {
-    std::cerr << "unexpected error: " << error.what() << "\n";
+    std::cerr << "unexpected error: " << invattn::printable_lines(error.what()) << "\n";
   }
   return kUnexpected;
+}
+
+/// A descriptor that is closed would be given to the next file that is opened, and what is printed would go there: into nothing for messages,
+/// and for results into what cannot be written, so that it is noticed.
+void occupy_standard_descriptors() {
+  for (const auto& [descriptor, mode] :
+       {std::pair(STDIN_FILENO, O_RDONLY), std::pair(STDOUT_FILENO, O_RDONLY), std::pair(STDERR_FILENO, O_WRONLY)}) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    const int opened = ::open("/dev/null", mode);
+    if (opened >= 0 && opened != descriptor) {
+      ::dup2(opened, descriptor);
+      ::close(opened);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  occupy_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, as a full disk is
+  const int code = run(argc, argv);
+  errno = 0;
+  std::cout.flush();
+  if (code == 0 && (std::cout.bad() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    std::cerr << "error: [invattn] expected to write to the standard output, got '"
+              << (errno != 0 ? invattn::errno_text(errno) : "a failure") << "'. Check where it leads: a full disk, a closed pipe.\n";
+    return kData;
+  }
+  return code;
 }

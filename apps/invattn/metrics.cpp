@@ -24,6 +24,8 @@
 #include "invattn/data/mask_pairs.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/image_file.h"
+#include "invattn/io/json_fields.h"
+#include "invattn/io/output_paths.h"
 #include "invattn/io/printable.h"
 #include "invattn/metrics/segmentation.h"
 #include "invattn/train/progress.h"
@@ -149,6 +151,15 @@ void metrics(const Arguments& arguments) {
   const auto start = Progress::Clock::now();
   std::vector<std::string> problems;
   const auto pairs = pair_files(arguments.predictions, arguments.truth, "prediction", "truth", kOrigin, problems);
+  std::vector<path> inputs;
+  for (const path& folder : {arguments.predictions, arguments.truth}) {
+    for (const path& file : image_files_in(folder, kOrigin)) inputs.push_back(file);
+  }
+  std::vector<path> outputs;
+  for (const path* file : {&arguments.curves, &arguments.per_image}) {
+    if (!file->empty()) outputs.push_back(*file);
+  }
+  require_separate_outputs(outputs, inputs, kOrigin);
   Progress progress;
   std::vector<SegmentationScores> scores;
   int64_t resized = 0;
@@ -178,7 +189,7 @@ void metrics(const Arguments& arguments) {
                        {"seconds", seconds},
                        {"seconds_measuring", measuring}};
   json.update(to_json(mean));
-  std::cout << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+  std::cout << json_text(json, 2) << "\n";
 }
 
 }  // namespace
@@ -193,7 +204,7 @@ void add_metrics(CLI::App& tool) {
   command->add_option("--truth", arguments->truth, "Folder of true masks, named as the predictions but for the ending")->required();
   command->add_option("--curves", arguments->curves, "Write precision, recall, F and E by threshold into this CSV file");
   command->add_option("--per-image", arguments->per_image, "Write the scores of each map into this CSV file");
-  command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
+  add_threads(*command, arguments->threads);
   command->add_flag("--json", arguments->as_json, "Print one JSON object, with the curves");
   command->callback([arguments] { metrics(*arguments); });
 }

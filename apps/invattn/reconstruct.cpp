@@ -35,7 +35,7 @@ struct ReconstructArguments : RunArguments {
 ReconstructionOptions resolve(const ReconstructArguments& arguments) {
   ReconstructionOptions options;
   if (arguments.resume) {
-    read_toml_file(options, arguments.out / "config.toml");
+    read_run_config(options, arguments.out);
   } else if (!arguments.config.empty()) {
     read_toml_file(options, arguments.config);
   } else if (arguments.empty()) {
@@ -61,7 +61,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
     std::cout << field_reference<ReconstructionOptions>();
     return;
   }
-  arguments.require_folder("reconstruct");
+  arguments.check_resume("reconstruct");
   const ReconstructionOptions options = resolve(arguments);
   if (arguments.print_config) {
     std::cout << write_toml(options);
@@ -77,7 +77,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
     if (arguments.json) {
       std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
     } else {
-      std::cout << "\n" << outcome.table << "\nReport: " << outcome.report.string() << std::endl;
+      std::cout << "\n" << outcome.table << "\nReport: " << shown(outcome.report) << std::endl;
     }
     if (!outcome.unfulfilled.empty()) {
       std::string list;
@@ -86,7 +86,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
            "\nTry more training images, a smaller guard.target, or a tighter tolerance.");
     }
   } catch (const Interrupted&) {
-    stop_interrupted("invattn reconstruct --resume --out " + arguments.out.string());
+    stop_interrupted(resume_command("invattn reconstruct", arguments.out));
   }
 }
 
@@ -95,7 +95,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
 void add_reconstruct(CLI::App& tool) {
   CLI::App* command =
       add_command(tool, "reconstruct", "Train attention blocks on images, undo them on others, write tables, figures and a report",
-                  {{"invattn reconstruct", "made images, under a minute: what to expect"},
+                  {{"invattn reconstruct", "synthetic images, under a minute: what to expect"},
                    {"invattn reconstruct --data cifar10:DIR", "the paper's experiment on real images"},
                    {"invattn reconstruct --config FILE", "as configs/reconstruction/small.toml says"},
                    {"invattn reconstruct --resume --out RUN", "go on with a run that was stopped"}});

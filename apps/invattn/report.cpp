@@ -3,9 +3,11 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "commands.h"
+#include "invattn/io/output_paths.h"
 #include "invattn/report/report.h"
 
 namespace invattn::tool {
@@ -17,12 +19,17 @@ void report(const std::vector<std::filesystem::path>& runs, const std::filesyste
   if (runs.size() == 1 && out.empty()) {
     const ReportSummary summary = write_report(runs.front());
     std::cout << results_table(runs.front()) << "\nWrote " << count(summary.tables.size(), "table") << ", "
-              << count(summary.figures.size(), "figure") << " and " << summary.html.string() << std::endl;
+              << count(summary.figures.size(), "figure") << " and " << shown(summary.html) << std::endl;
     return;
   }
   const std::filesystem::path html = out.empty() ? "comparison.html" : out;
+  std::vector<std::filesystem::path> inputs;
+  for (const auto& run : runs) {
+    for (auto& file : files_of_run(run)) inputs.push_back(std::move(file));
+  }
+  require_separate_outputs({html}, inputs, "report");
   write_joint_report(runs, html);
-  std::cout << "Wrote " << html.string() << " of " << count(runs.size(), "run") << std::endl;
+  std::cout << "Wrote " << shown(html) << " of " << count(runs.size(), "run") << std::endl;
 }
 
 }  // namespace

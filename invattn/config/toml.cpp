@@ -1,9 +1,6 @@
 #include "invattn/config/toml.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <system_error>
@@ -32,8 +29,8 @@
 #pragma pop_macro("TOML_UNREACHABLE")
 #include <toml++/toml.h>
 
-#include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
+#include "invattn/io/regular_file.h"
 
 namespace invattn::toml_detail {
 namespace {
@@ -42,21 +39,6 @@ constexpr std::string_view kOrigin = "config";
 constexpr std::size_t kLargestText = std::size_t{1} << 20U;  // bytes
 constexpr std::size_t kLongestWord = 80;                     // of an unknown name that is compared with the known ones
 constexpr int kDeepest = 32;                                 // brackets in brackets, and parts of one dotted key
-
-/// How many bytes the UTF-8 sequence at the start of `text` has; 0 where it is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return text.empty() ? 0 : 1;
-  const std::size_t length = first >= 0xC2 && first < 0xE0 ? 2 : first >= 0xE0 && first < 0xF0 ? 3 : first >= 0xF0 && first < 0xF5 ? 4 : 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80) return 0;
-  }
-  const bool overlong = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
-  const bool surrogate = first == 0xED && byte(1) >= 0xA0;
-  const bool too_large = first == 0xF4 && byte(1) >= 0x90;
-  return overlong || surrogate || too_large ? 0 : length;
-}
 
 /// Refuses what the parser is not made for: bytes that are not UTF-8, which it places only roughly, and nesting so deep that freeing the
 /// tree would overflow the stack. All else that is wrong is left to the parser; up to there both see the same strings and comments.
@@ -290,18 +272,7 @@ Assignment parse_assignment(std::string_view text) {
 }
 
 std::string read_config_file(const std::filesystem::path& path) {
-  const std::string place = printable(path.string(), 240);
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) {
-    fail(ErrorKind::kData, kOrigin, "expected a configuration file at ", place, ", got: ", errno_text(errno), ". Check the path.");
-  }
-  std::string text(kLargestText + 1, '\0');  // one byte too many is enough for parse to refuse it
-  const TransferResult result = read_fully(file.get(), std::as_writable_bytes(std::span(text)));
-  if (result.error != 0) {
-    fail(ErrorKind::kData, kOrigin, "expected to read ", place, ", got: ", errno_text(result.error), ". Is it a file?");
-  }
-  text.resize(result.bytes);
-  return text;
+  return read_regular_file(path, {.origin = kOrigin, .what = "a configuration file"}, kLargestText);
 }
 
 std::string dotted(const std::string& field, std::string_view name) {
@@ -309,13 +280,6 @@ std::string dotted(const std::string& field, std::string_view name) {
 }
 
 std::string at_index(const std::string& field, std::size_t index) { return field + "[" + std::to_string(index) + "]"; }
-
-std::string without_origin(std::string_view message) {
-  if (message.starts_with('[')) {
-    if (const std::size_t end = message.find("] "); end != std::string_view::npos) message.remove_prefix(end + 2);
-  }
-  return std::string(message);
-}
 
 void wrong_value(const Source& source, const Node& node, const std::string& field, std::string_view expected) {
   fail(ErrorKind::kUsage, kOrigin, source.place(node.position), ": expected ", expected, of_field(" for ", field), ", got ", describe(node),
@@ -444,3 +408,32 @@ void write_row(std::string& out, std::string_view key, std::string_view type, st
 }
 
 }  // namespace invattn::toml_detail
+
+namespace invattn {
+namespace {
+
+std::string first_missing(const toml::node& part, const toml::node& whole) {
+  const auto below = [](const toml::node* there, const toml::node& value, const std::string& name) {
+    const std::string missing = there == nullptr ? "" : first_missing(*there, value);
+    return there == nullptr ? name : missing.empty() ? "" : name + "." + missing;
+  };
+  std::string missing;
+  if (part.is_table() && whole.is_table()) {
+    for (const auto& [key, value] : *whole.as_table()) {
+      if (missing.empty()) missing = below(part.as_table()->get(key.str()), value, std::string(key.str()));
+    }
+  } else if (part.is_array() && whole.is_array_of_tables()) {
+    for (std::size_t i = 0; i < whole.as_array()->size() && missing.empty(); ++i) {
+      missing = below(part.as_array()->get(i), *whole.as_array()->get(i), "[" + std::to_string(i) + "]");
+    }
+  }
+  return missing;
+}
+
+}  // namespace
+
+std::string first_missing_key(std::string_view text, std::string_view whole) {
+  return first_missing(toml::parse(text), toml::parse(whole));
+}
+
+}  // namespace invattn

@@ -74,7 +74,6 @@ std::string read_config_file(const std::filesystem::path& path);
 
 std::string dotted(const std::string& field, std::string_view name);  // "field.name"
 std::string at_index(const std::string& field, std::size_t index);    // "field[index]"
-std::string without_origin(std::string_view message);                 // "[origin] text" without "[origin] "
 
 [[noreturn]] void wrong_value(const Source& source, const Node& node, const std::string& field, std::string_view expected);
 [[noreturn]] void invalid(const std::string& place, std::string_view complaint, const std::string& culprit);
@@ -144,7 +143,7 @@ std::string complaint_of(const T& options) {
     try {
       options.validate();
     } catch (const Error& error) {
-      return without_origin(error.what());
+      return std::string(error.message());
     }
   }
   return "";
@@ -496,5 +495,8 @@ std::string field_reference() {
   toml_detail::write_rows(out, T{}, "");
   return out;
 }
+
+/// The first key, dotted, that the TOML `whole` has and the TOML `text` has not; empty where there is none. Both have been read before.
+std::string first_missing_key(std::string_view text, std::string_view whole);
 
 }  // namespace invattn

@@ -13,6 +13,6 @@ std::string compose(std::string_view origin, std::string_view message) {
 }  // namespace
 
 Error::Error(ErrorKind kind, std::string_view origin, std::string_view message)
-    : std::runtime_error(compose(origin, message)), kind_(kind) {}
+    : std::runtime_error(compose(origin, message)), kind_(kind), message_at_(origin.size() + 3) {}
 
 }  // namespace invattn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -20,10 +21,13 @@ class Error : public std::runtime_error {
   Error(ErrorKind kind, std::string_view origin, std::string_view message);
 
   ErrorKind kind() const { return kind_; }
+  /// The text without its `[origin] `, to say it in other words.
+  std::string_view message() const { return std::string_view(what()).substr(message_at_); }
   int exit_code() const { return static_cast<int>(kind_); }
 
  private:
   ErrorKind kind_;
+  std::size_t message_at_;
 };
 
 /// Throws an Error whose message is the parts written one after another.

@@ -28,6 +28,9 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   std::string best;
   std::size_t best_distance = word.size() / 2 + 1;
   for (const auto& candidate : candidates) {
+    // The difference of the lengths is the least it can be: a foreign word of any length costs nothing.
+    const std::size_t least = word.size() > candidate.size() ? word.size() - candidate.size() : candidate.size() - word.size();
+    if (least >= best_distance) continue;
     const std::size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {
       best_distance = distance;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -17,6 +17,7 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
+#include "invattn/io/regular_file.h"
 
 namespace invattn {
 namespace {
@@ -28,6 +29,7 @@ constexpr std::string_view kNextStep =
 
 constexpr int64_t kHeight = 218;
 constexpr int64_t kWidth = 178;
+constexpr std::uint64_t kLargestList = std::uint64_t{1} << 28U;  // bytes; the official one has 2.8 million
 
 /// Where the images of a split lie, and their names in order.
 struct Listing {
@@ -43,7 +45,7 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
     if (entry->path().extension() == ".jpg") names.push_back(entry->path().filename().string());
   }
   if (error) {
-    fail(ErrorKind::kData, kOrigin, "expected to list the folder ", folder.string(), ", got '", errno_text(error.value()),
+    fail(ErrorKind::kData, kOrigin, "expected to list the folder ", printable_path(folder), ", got '", errno_text(error.value()),
          "'. Check its permissions.");
   }
   return names;
@@ -51,7 +53,8 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
 
 /// The names in the official list, whose lines read `000001.jpg 0`: 0 is train, 1 is validation, 2 is test.
 std::vector<std::string> names_listed(const std::filesystem::path& list, Split split) {
-  std::ifstream file(list);
+  const WantedFile wanted{.origin = kOrigin, .what = "the list of CelebA's images"};
+  std::istringstream file(read_regular_file(list, wanted, kLargestList));
   std::vector<std::string> names;
   std::string line;
   int64_t number = 0;
@@ -62,15 +65,14 @@ std::vector<std::string> names_listed(const std::filesystem::path& list, Split s
     std::string part;
     std::string more;
     words >> name >> part;
-    const bool plain = !name.empty() && name == std::filesystem::path(name).filename();
+    // A name, not a path: nothing outside of the folder is read.
+    const bool plain = !name.empty() && name != "." && name != ".." && name == std::filesystem::path(name).filename();
     if (!plain || (part != "0" && part != "1" && part != "2") || words >> more) {
-      fail(ErrorKind::kData, kOrigin, list.string(), ": expected lines like '000001.jpg 0' with 0, 1 or 2, got ", in_quotes(line),
+      fail(ErrorKind::kData, kOrigin, printable_path(list), ": expected lines like '000001.jpg 0' with 0, 1 or 2, got ", in_quotes(line),
            " in line ", number, ". ", kNextStep, " again.");
     }
     if (part == (split == Split::kTrain ? "0" : "2")) names.push_back(name);
   }
-  if (!file.eof())
-    fail(ErrorKind::kData, kOrigin, "expected to read ", list.string(), ", got an error. Check its permissions and the disk.");
   return names;
 }
 
@@ -82,10 +84,11 @@ Listing list_images(const std::filesystem::path& folder, Split split) {
   Listing listing;
   if (std::filesystem::is_directory(own, ignored)) {
     listing = {own, names_in(own)};
-  } else if (std::filesystem::is_directory(official, ignored) && std::filesystem::is_regular_file(list, ignored)) {
+    if (std::filesystem::exists(list, ignored)) names_listed(list, split);  // not used, but a damaged one does not go unnoticed
+  } else if (std::filesystem::is_directory(official, ignored) && std::filesystem::exists(list, ignored)) {
     listing = {official, names_listed(list, split)};
   } else {
-    fail(ErrorKind::kData, kOrigin, "expected in ", folder.string(), " the folder ", split,
+    fail(ErrorKind::kData, kOrigin, "expected in ", printable_path(folder), " the folder ", split,
          ", or the folder img_align_celeba and the file list_eval_partition.txt, got ",
          std::filesystem::is_directory(folder, ignored) ? "neither" : "no such folder", ". ", kNextStep, ".");
   }
@@ -93,7 +96,8 @@ Listing list_images(const std::filesystem::path& folder, Split split) {
   std::sort(listing.names.begin(), listing.names.end());
   const auto twice = std::adjacent_find(listing.names.begin(), listing.names.end());
   if (twice != listing.names.end()) {
-    fail(ErrorKind::kData, kOrigin, list.string(), ": expected each image once, got ", in_quotes(*twice), " twice. ", kNextStep, " again.");
+    fail(ErrorKind::kData, kOrigin, printable_path(list), ": expected each image once, got ", in_quotes(*twice), " twice. ", kNextStep,
+         " again.");
   }
   return listing;
 }
@@ -101,8 +105,8 @@ Listing list_images(const std::filesystem::path& folder, Split split) {
 at::Tensor read_aligned(const std::filesystem::path& path) {
   at::Tensor image = read_image(path);
   if (image.size(1) != kHeight || image.size(2) != kWidth) {
-    fail(ErrorKind::kData, kOrigin, path.string(), ": expected an aligned image of 218 x 178 (height x width), got ", image.size(1), " x ",
-         image.size(2), ". ", kNextStep, ".");
+    fail(ErrorKind::kData, kOrigin, printable_path(path), ": expected an aligned image of 218 x 178 (height x width), got ", image.size(1),
+         " x ", image.size(2), ". ", kNextStep, ".");
   }
   return image;
 }

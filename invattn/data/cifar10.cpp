@@ -1,11 +1,9 @@
 #include "invattn/data/cifar10.h"
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <ios>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -14,7 +12,7 @@
 #include <ATen/ops/empty.h>
 
 #include "invattn/core/error.h"
-#include "invattn/io/posix_file.h"
+#include "invattn/io/regular_file.h"
 
 namespace invattn {
 namespace {
@@ -31,27 +29,18 @@ constexpr int kClasses = 10;
 
 /// All records of one file, with their labels looked at: the one thing in it that can be seen to be wrong.
 void read_records(const std::filesystem::path& path, std::vector<std::uint8_t>& records) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    fail(ErrorKind::kData, kOrigin, "expected the file ", path.string(), ", got ", error ? errno_text(error.value()) : "no such file", ". ",
-         kNextStep, " and name the folder that holds its files.");
+  const std::string missing = std::string(kNextStep) + " and name the folder that holds its files.";
+  const RegularFile file(path, {.origin = kOrigin, .what = "the file", .next_step = missing});
+  if (file.size() != static_cast<std::uint64_t>(kFileBytes)) {
+    fail(ErrorKind::kData, kOrigin, file.name(), ": expected ", kFileBytes, " bytes (", kRecords, " images), got ", file.size(), ". ",
+         kNextStep, " again.");
   }
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error || size != static_cast<std::uintmax_t>(kFileBytes)) {
-    fail(ErrorKind::kData, kOrigin, path.string(), ": expected ", kFileBytes, " bytes (", kRecords, " images), got ",
-         error ? errno_text(error.value()) : std::to_string(size), ". ", kNextStep, " again.");
-  }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
   records.resize(static_cast<std::size_t>(kFileBytes));
-  if (!file.read(reinterpret_cast<char*>(records.data()), kFileBytes)) {
-    fail(ErrorKind::kData, kOrigin, path.string(), ": expected to read ", kFileBytes, " bytes, got '",
-         errno != 0 ? errno_text(errno) : "the end of the file", "'. Check its permissions and the disk.");
-  }
+  file.read_at(0, std::as_writable_bytes(std::span(records)));
   for (int64_t record = 0; record < kRecords; ++record) {
     const int label = records[static_cast<std::size_t>(record * kRecordBytes)];
     if (label >= kClasses) {
-      fail(ErrorKind::kData, kOrigin, path.string(), ": expected labels 0 to ", kClasses - 1, ", got ", label, " in image ", record, ". ",
+      fail(ErrorKind::kData, kOrigin, file.name(), ": expected labels 0 to ", kClasses - 1, ", got ", label, " in image ", record, ". ",
            kNextStep, " again.");
     }
   }

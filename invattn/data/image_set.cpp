@@ -11,6 +11,7 @@
 #include "invattn/data/cifar10.h"
 #include "invattn/data/dead_leaves.h"
 #include "invattn/data/svhn.h"
+#include "invattn/io/printable.h"
 
 namespace invattn {
 namespace {
@@ -25,10 +26,11 @@ DataSource parse_data_source(std::string_view text, std::string_view origin) {
   const auto set = parse_name<DataSet>(text.substr(0, colon), origin);
   const std::string_view path = colon == std::string_view::npos ? "" : text.substr(colon + 1);
   if (set == DataSet::kSynthetic) {
-    require(colon == std::string_view::npos, origin, "expected synthetic without a path, got '", text,
-            "'. These images are made, not read.");
+    require(colon == std::string_view::npos, origin, "expected synthetic without a path, got ", in_quotes(text),
+            ". These images are made, not read.");
   } else {
-    require(!path.empty(), origin, "expected ", set, ":PATH, got '", text, "'. Name the folder that holds the data set (docs/data.md).");
+    require(!path.empty(), origin, "expected ", set, ":PATH, got ", in_quotes(text),
+            ". Name the folder that holds the data set (docs/guide/data.md).");
   }
   return {set, path};
 }
@@ -36,8 +38,8 @@ DataSource parse_data_source(std::string_view text, std::string_view origin) {
 std::vector<int64_t> choose_images(const ImageRequest& request, int64_t available, const std::filesystem::path& path,
                                    std::string_view origin) {
   if (request.count > available) {
-    fail(ErrorKind::kData, origin, "expected at least ", request.count, " images in the split ", request.split, " of ", path.string(),
-         ", got ", available, ". Ask for fewer or fetch the whole data set.");
+    fail(ErrorKind::kData, origin, "expected at least ", request.count, " images in the split ", request.split, " of ",
+         printable_path(path), ", got ", available, ". Ask for fewer or fetch the whole data set.");
   }
   const std::uint64_t seed = seed_of(request);
   std::vector<int64_t> numbers(static_cast<std::size_t>(available));

@@ -38,7 +38,7 @@ struct EnumNames<Split> {
   static constexpr std::array<std::pair<Split, std::string_view>, 2> kNames{{{Split::kTrain, "train"}, {Split::kTest, "test"}}};
 };
 
-/// Which images, and where they lie (docs/data.md says which files are expected there).
+/// Which images, and where they lie (docs/guide/data.md says which files are expected there).
 struct DataSource {
   DataSet set = DataSet::kSynthetic;
   std::filesystem::path path;  ///< empty for synthetic

@@ -51,7 +51,7 @@ std::vector<path> image_files_in(const path& folder, std::string_view origin) {
     if (is_image(entry->path())) files.push_back(entry->path());
   }
   if (error) {
-    fail(ErrorKind::kData, origin, "expected a folder of images at ", folder.string(), ", got '", errno_text(error.value()),
+    fail(ErrorKind::kData, origin, "expected a folder of images at ", printable_path(folder), ", got '", errno_text(error.value()),
          "'. Check the path and its permissions.");
   }
   std::sort(files.begin(), files.end());
@@ -63,7 +63,7 @@ std::vector<FilePair> pair_files(const path& first, const path& second, const st
   const auto firsts = by_name(first, origin);
   const auto seconds = by_name(second, origin);
   if (firsts.empty() && seconds.empty()) {
-    fail(ErrorKind::kData, origin, "expected PNG or JPEG files in ", first.string(), " and ", second.string(),
+    fail(ErrorKind::kData, origin, "expected PNG or JPEG files in ", printable_path(first), " and ", printable_path(second),
          ", got none in either. Check the folders.");
   }
   std::vector<FilePair> pairs;
@@ -132,7 +132,7 @@ MaskPairs load_mask_pairs(const path& folder, int64_t size, bool antialias) {
   });
   std::copy_if(found.begin(), found.end(), std::back_inserter(problems), [](const std::string& problem) { return !problem.empty(); });
   fail_unless_empty(problems, kOrigin,
-                    "a readable mask of the same size for every image of " + folder.string() + " and the other way round");
+                    "a readable mask of the same size for every image of " + printable_path(folder) + " and the other way round");
   for (const FilePair& pair : pairs) result.names.push_back(pair.name);
   return result;
 }

@@ -5,18 +5,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 #include <numbers>
 #include <utility>
 #include <variant>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/regular_file.h"
 #include "invattn/metrics/bits_per_dimension.h"
 #include "invattn/ops/full_precision.h"
 #include "invattn/report/report.h"
@@ -64,6 +65,11 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   const at::Device device = flow.parameters().front().device();
   const int64_t count = chosen_count(options.images, data.size(0));
   require(count > 1, "density", "expected at least two images, got ", count, ".");
+  if (device.is_cpu()) {
+    const int64_t together = std::min(options.batch, count);
+    require_memory(sizeof(float) * static_cast<double>(together) * flow.options().size().widest, "density",
+                   std::to_string(together) + " images at a time");
+  }
   const int64_t undone = std::min(options.inverse_images, count);
   const DensityLogDet log_det = options.log_det.covering(flow.options().constant);
   DensityScore score{.images = count, .estimator = describe(log_det.options()), .inverse_images = undone};
@@ -109,9 +115,8 @@ std::string to_json(const DensityScore& score) {
 std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run) {
   const std::filesystem::path path = run.folder / "evaluation.json";
   nlohmann::ordered_json evaluations = nlohmann::ordered_json::array();
-  if (std::ifstream in(path, std::ios::binary); in) {
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
-    const auto known = parse_json(text, path.string());
+  if (std::filesystem::exists(path)) {
+    const auto known = parse_json(read_regular_file(path, {.origin = "density", .what = "a file of a run"}), path.string());
     if (!known.is_object() || !known.contains("evaluations") || !known["evaluations"].is_array())
       fail(ErrorKind::kData, path.string(), "expected evaluations of a flow, got something else. Remove the file.");
     for (const auto& entry : known["evaluations"]) {
@@ -123,7 +128,7 @@ std::filesystem::path save_evaluation(const DensityScore& score, const RunSettin
   entry["seconds"] = json_number(score.seconds);
   entry["made_with"] = nlohmann::ordered_json::parse(made_with(run));
   evaluations.push_back(std::move(entry));
-  write_file_atomically(path, nlohmann::ordered_json{{"evaluations", std::move(evaluations)}}.dump(1) + "\n", "density");
+  write_file_atomically(path, json_text(nlohmann::ordered_json{{"evaluations", std::move(evaluations)}}, 1) + "\n", "density");
   return write_report(run.folder).html;
 }
 

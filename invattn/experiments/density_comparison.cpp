@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -25,6 +24,7 @@
 #include "invattn/experiments/density_data.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/regular_file.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/attention.h"
@@ -93,10 +93,7 @@ std::string hex(uint64_t value) {
 }
 
 std::string digest_of_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && !file.eof()) fail(ErrorKind::kData, kOrigin, "expected to read ", path.string(), ", got an error.");
-  return hex(fnv1a(bytes));
+  return hex(fnv1a(read_regular_file(path, {.origin = kOrigin, .what = "a file of a run"}, std::uint64_t{1} << 40U)));
 }
 
 std::string digest_of(const at::Tensor& data) {
@@ -305,7 +302,9 @@ FinishedRun read_finished_run(const std::filesystem::path& folder) {
     fail(ErrorKind::kData, kOrigin, "expected a run of `invattn density train`, got ", folder.string(),
          ", which is of another experiment. Name another folder.");
   }
-  FinishedRun run{.folder = folder, .record = reporting::read_density_record(folder)};
+  FinishedRun run;  // not with braces around what may throw: g++ 12 then destroys `options` twice
+  run.folder = folder;
+  run.record = reporting::read_density_record(folder);
   read_toml_file(run.options, folder / "config.toml");
   const reporting::DensityRecord& record = run.record;
   const auto damaged = [&](const auto&... what) {
@@ -533,7 +532,7 @@ DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, 
                    [](const StudyDifference& a, const StudyDifference& b) { return a.measure < b.measure; });
   json written = fields_to_json(result);
   written["made_with"] = parse_json(made_with(study), kOrigin);
-  write_file_atomically(study.folder / "study.json", written.dump(1) + "\n", kOrigin);
+  write_file_atomically(study.folder / "study.json", json_text(written, 1) + "\n", kOrigin);
   write_report(study.folder);
   return result;
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/seed.h"
 #include "invattn/data/image_set.h"
 
@@ -34,18 +35,23 @@ int64_t available(DataSet set, Split split) {
 }
 
 at::Tensor load(const DensityOptions& options, Split split, int64_t count) {
+  const auto require_room = [&options](int64_t images, double bytes, const char* what) {
+    const FlowOptions& flow = options.flow;
+    require_memory(bytes * static_cast<double>(images) * static_cast<double>(flow.channels) * static_cast<double>(flow.height) *
+                       static_cast<double>(flow.width),
+                   kOrigin, std::to_string(images) + what);
+  };
   const auto seed = derive_seed(static_cast<uint64_t>(options.seed), split == Split::kTrain ? "train" : "test");
   if (const auto plane = plane_of(options.data)) {
+    require_room(count, sizeof(float), " points");
     const auto points = toy_samples(*plane, count > 0 ? count : kMadeTestImages, static_cast<int64_t>(seed >> 1));
     return points.view({-1, 2, 1, 1});
   }
   const DataSource source = parse_data_source(options.data, kOrigin);
   require(options.flow.channels == 3, kOrigin, "expected flow.channels = 3 for images, got ", options.flow.channels, ".");
-  return load_images(source, {.split = split,
-                              .count = count > 0 ? count : available(source.set, split),
-                              .height = options.flow.height,
-                              .width = options.flow.width,
-                              .seed = seed});
+  if (count == 0) count = available(source.set, split);
+  require_room(count, 1, " images");
+  return load_images(source, {.split = split, .count = count, .height = options.flow.height, .width = options.flow.width, .seed = seed});
 }
 
 }  // namespace

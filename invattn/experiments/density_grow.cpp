@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,6 +15,7 @@
 #include "invattn/experiments/training_parts.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/regular_file.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/grow.h"
 #include "invattn/train/checkpoint.h"
@@ -58,10 +57,9 @@ Source find_source(const std::filesystem::path& run) {
 /// Steps that a training has made.
 int64_t step_of(const Source& source) {
   const auto note = source.checkpoint.notes.find("progress");
-  try {
-    if (note != source.checkpoint.notes.end()) return parse_json(note->second, source.path.string()).at("step").get<int64_t>();
-  } catch (const nlohmann::json::exception&) {
-    // said below
+  if (note != source.checkpoint.notes.end()) {
+    const std::string origin = source.path.string();
+    return count_at(parse_json(note->second, origin), "step", origin);
   }
   fail(ErrorKind::kData, source.path.string(),
        "expected the checkpoint of a density training, got one without its progress. Use --restart.");
@@ -124,11 +122,6 @@ Checkpoint grown_training(const Source& source, const FlowGrowth& growth, Flow& 
   return result;
 }
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// A folder that is emptied again unless all went well.
 class NewFolder {
  public:
@@ -184,7 +177,10 @@ GrownDensity grow_density(const DensityOptions& from, const DensityOptions& to, 
   InterruptWatch::check();
   const auto* name = result.goes_on ? "checkpoint.safetensors" : "weights.safetensors";
   save_checkpoint(growth.out / name, checkpoint, {.shard_bytes = growth.shard_bytes});
-  if (result.goes_on) write_file_atomically(growth.out / "metrics.jsonl", text_of(growth.run / "metrics.jsonl"), kOrigin);
+  if (const auto metrics = growth.run / "metrics.jsonl"; result.goes_on && std::filesystem::exists(metrics)) {
+    write_file_atomically(growth.out / "metrics.jsonl", read_regular_file(metrics, {.origin = kOrigin, .what = "a file of a run"}),
+                          kOrigin);
+  }
   InterruptWatch::check();
   write_file_atomically(growth.out / "config.toml", write_toml(to), kOrigin);  // last: it makes the folder a run
   folder.keep();

@@ -5,20 +5,29 @@
 #include <variant>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 
 namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "DensityOptions";
 
-void require_count(int64_t value, int64_t least, const char* name) {
-  require(value >= least, kOrigin, "expected ", name, " to be ", least, " or more, got ", value, ".");
+void require_count(int64_t value, int64_t least, const char* name, int64_t most = kMostImages) {
+  require_range(kOrigin, name, value, least, most);
 }
 
 }  // namespace
 
 void DensityLogDet::validate() const {
-  std::visit([](const auto& chosen) { chosen.validate(); }, options());
+  for (const auto each : {DensityEstimator::kSeries, DensityEstimator::kRoulette}) {  // whichever is chosen
+    DensityLogDet all = *this;
+    all.estimator = each;
+    std::visit([](const auto& chosen) { chosen.validate(); }, all.options());
+  }
+  require_count(terms, 1, "log_det.terms", kMostIterations);
+  require_count(minimum_terms, 1, "log_det.minimum_terms", kMostIterations);
+  require_count(stride, 1, "log_det.stride", kMostIterations);
+  require_count(guarded_terms, 0, "log_det.guarded_terms", kMostIterations);
 }
 
 LogDetOptions DensityLogDet::options(int64_t seed, int64_t drawn) const {
@@ -60,7 +69,7 @@ void DensityEvaluation::validate() const {
   require_count(images, 0, "evaluation.images");
   require_count(batch, 1, "evaluation.batch");
   require_count(inverse_images, 0, "evaluation.inverse_images");
-  require(tolerance > 0 && std::isfinite(tolerance), kOrigin, "expected a positive evaluation.tolerance, got ", tolerance, ".");
+  require(tolerance > 0 && tolerance <= 1, kOrigin, "expected a positive evaluation.tolerance of at most 1, got ", tolerance, ".");
 }
 
 void DensityOptions::validate() const {
@@ -69,20 +78,21 @@ void DensityOptions::validate() const {
   log_det.validate();
   guard.validate();
   evaluation.validate();
-  require_count(seed, 0, "seed");
+  require(seed >= 0, kOrigin, "expected seed to be 0 or more, got ", seed, ".");
   require_count(train_images, 0, "train_images");
   require_count(validation_images, 1, "validation_images");
-  require_count(steps, 0, "steps");
+  require_count(steps, 0, "steps", kMostSteps);
   require_count(batch, 1, "batch");
-  require_count(warm_up, 0, "warm_up");
-  require_count(cool_down, 0, "cool_down");
+  require_count(warm_up, 0, "warm_up", kMostSteps);
+  require_count(cool_down, 0, "cool_down", kMostSteps);
   require_count(measured_images, 0, "measured_images");
   require_count(crop, 0, "crop");
-  require_count(report_every, 1, "report_every");
-  require_count(evaluate_every, 0, "evaluate_every");
-  require_count(samples, 0, "samples");
-  require(save_minutes > 0 && std::isfinite(save_minutes), kOrigin, "expected a positive save_minutes, got ", save_minutes, ".");
-  require(temperature >= 0 && std::isfinite(temperature), kOrigin, "expected a temperature of 0 or more, got ", temperature, ".");
+  require_count(report_every, 1, "report_every", kMostSteps);
+  require_count(evaluate_every, 0, "evaluate_every", kMostSteps);
+  require_count(samples, 0, "samples", 10'000);
+  require(save_minutes > 0 && save_minutes <= kLargestReal, kOrigin, "expected a positive save_minutes of at most ", kLargestReal, ", got ",
+          save_minutes, ".");
+  require_range(kOrigin, "temperature", temperature, 0.0, kLargestReal);
   require(crop < flow.height && crop < flow.width, kOrigin, "expected crop to be smaller than the images, ", flow.height, " x ", flow.width,
           ", got ", crop, ".");
 }

@@ -121,7 +121,7 @@ struct DensityOptions {
   static void visit(Self& self, Visitor&& field) {
     field("data", self.data, "synthetic, cifar10:PATH, svhn:PATH, celeba:PATH, or of the plane: eight-gaussians, two-moons, checkerboard");
     field("train_images", self.train_images, "images to train on, besides those held out; 0: all there are (synthetic: 20000)");
-    field("validation_images", self.validation_images, "images of the training split that are held out, to look at while training");
+    field("validation_images", self.validation_images, "images of the training split that are held out, to evaluate on while training");
     field("seed", self.seed, "choice of images, weights, order, noise");
     field("flow", self.flow, "the network");
     field("steps", self.steps, "training steps; 0: weights that are given are measured, judged and saved as they are");
@@ -138,7 +138,7 @@ struct DensityOptions {
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");
-    field("evaluate_every", self.evaluate_every, "steps between two looks at the held-out images and at samples; 0: at the end only");
+    field("evaluate_every", self.evaluate_every, "steps between two evaluations on the held-out images, with samples; 0: at the end only");
     field("save_minutes", self.save_minutes, "minutes between two checkpoints");
     field("samples", self.samples, "images in a picture of samples");
     field("temperature", self.temperature, "of the samples: the prior's deviation is multiplied by it");

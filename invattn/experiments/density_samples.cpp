@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/version.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/train/interrupt.h"
@@ -35,6 +36,11 @@ void place(InverseReport& all, int64_t first, const InverseReport& batch) {
 DrawnSamples draw_samples(FlowImpl& flow, const SampleRequest& request, const DensityObserver& observer) {
   require(request.count > 0 && request.batch > 0, "density sample", "expected positive numbers of samples and of samples at a time, got ",
           request.count, " and ", request.batch, ".");
+  if (flow.parameters().front().is_cpu()) {
+    const int64_t together = std::min(request.batch, request.count);
+    require_memory(sizeof(float) * static_cast<double>(together) * flow.options().size().widest, "density sample",
+                   std::to_string(together) + " samples at a time");
+  }
   const bool plane = flow.options().pixels == PixelTransform::kNone;
   const std::vector<int64_t> shape{request.count, flow.options().channels, flow.options().height, flow.options().width};
   const InterruptWatch watch;

@@ -18,6 +18,7 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density.h"
@@ -62,12 +63,15 @@ class Training {
         folder_(run.run.folder),
         device_(run.run.device),
         plane_(plane_of(options.data).has_value()),
-        trace_(run.trace) {
-    open_folder();
+        trace_(run.trace),
+        opened_(run.run, kOrigin) {
+    require_room();
+    progress_.show("reading " + std::string(plane_ ? "points" : "images"));
     auto data = load_training_data(options);
     validation_ = std::move(data.validation);
     train_ = data.train.to(device_);
     at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
+    progress_.show("building the network");
     flow_ = Flow(options.flow);
     flow_->to(device_);
     if (!run.weights.empty()) {
@@ -82,6 +86,8 @@ class Training {
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
     loss_.emplace(std::max(options.optimizer.average, 1 - 1 / static_cast<double>(options.report_every)), device_);
     if (std::filesystem::exists(checkpoint_path())) restore();
+    make_folder(folder_ / "samples", kOrigin);
+    if (!run.run.resume) keep_config();
     trim_metrics(folder_, step_, kOrigin);
   }
 
@@ -105,6 +111,7 @@ class Training {
                    ".");
     while (step_ < options_.steps) {
       take_step(step_ - first);
+      if (step_ == first && run_.run.resume) keep_config();
       ++step_;
       const bool last = step_ == options_.steps;
       if (step_ % options_.report_every == 0) {
@@ -135,6 +142,7 @@ class Training {
     }
     fast.reset();
     memory_ = peak_memory();
+    if (first == step_) keep_config();
     return finish();
   }
 
@@ -142,10 +150,18 @@ class Training {
   std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
   std::filesystem::path weights_path() const { return folder_ / "weights.safetensors"; }
 
-  void open_folder() const {
-    open_run_folder(run_.run, kOrigin);
-    make_folder(folder_ / "samples", kOrigin);
-    write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin);  // a resumed run may have more steps than before
+  /// A resumed run may have more steps than before. Its configuration is kept once a step was made by it, so that a setting that fails leaves
+  /// the run as it was.
+  void keep_config() const { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
+
+  /// On a GPU what does not fit is found out by the first step.
+  void require_room() const {
+    if (!device_.is_cpu()) return;
+    const FlowOptions::Size size = options_.flow.size();
+    const double copies = options_.optimizer.average > 0 ? 5 : 4;  // weights, gradients, two moments
+    require_memory(sizeof(float) * copies * size.weights, kOrigin, "a flow of " + number_text("%.3g", size.weights) + " weights");
+    require_memory(sizeof(float) * static_cast<double>(options_.batch) * (options_.flow.recompute ? size.widest : size.kept), kOrigin,
+                   "a batch of " + std::to_string(options_.batch) + " images in that flow");
   }
 
   /// In MiB, at most so far, as taken from the device; not a number on the CPU.
@@ -338,6 +354,7 @@ class Training {
     checkpoint.tensors.emplace(kTrainingLoss, loss_->state());
     checkpoint.notes["progress"] =
         ordered_json{{"step", step_}, {"seconds", seconds_}, {"caution", caution_}, {"back_offs", back_offs_}}.dump();
+    sync_metrics(folder_, kOrigin);
     save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = run_.shard_bytes});
     if (!run_.weights_only) return;
     const JudgedFlow now = judged();
@@ -350,17 +367,19 @@ class Training {
     const std::string origin = checkpoint_path().string();
     const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
     restore_training(checkpoint, *flow_, *optimizer_, origin);
-    restore_guard(checkpoint, *guard_);
+    restore_guard(checkpoint, *guard_, origin);
     try {
       sums_.copy_(checkpoint.tensors.at("sums"));
       // Trainings of an older version have none: it begins here.
       const auto loss = checkpoint.tensors.find(kTrainingLoss);
       loss_->restore(loss != checkpoint.tensors.end() ? loss->second : at::zeros_like(loss_->state()));
       const json progress = parse_json(checkpoint.notes.at("progress"), origin);
-      step_ = progress.at("step").get<int64_t>();
-      seconds_ = progress.at("seconds").get<double>();
-      caution_ = progress.at("caution").get<double>();
-      back_offs_ = progress.at("back_offs").get<int>();
+      step_ = count_at(progress, "step", origin);
+      seconds_ = number_at(progress, "seconds", 0, kLongestTraining, origin);
+      caution_ = number_at(progress, "caution", std::ldexp(1, -kBackOffs), 1, origin);
+      back_offs_ = static_cast<int>(std::min<int64_t>(count_at(progress, "back_offs", origin), kBackOffs));
+    } catch (const Error&) {
+      throw;
     } catch (const std::exception&) {
       fail(ErrorKind::kData, origin, "expected the checkpoint of a density training, got one without its progress. Start the run afresh.");
     }
@@ -426,7 +445,7 @@ class Training {
                                {"warning", outcome.gap.warning},
                                {"certificates", outcome.promises},
                                {"made_with", ordered_json::parse(made_with(run_.run))}};
-    write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
     progress_.show("writing the report");
     outcome.report = write_report(folder_).html;
     return outcome;
@@ -446,6 +465,7 @@ class Training {
   at::Tensor sums_;  // (kFigures), since the last report
   std::optional<TrainingLoss> loss_;
   StepTrace trace_;
+  OpenRunFolder opened_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<CapturedStep>> steps_;  // by number of terms, and whether the guard looks
   int64_t step_ = 0;
   double seconds_ = 0;                                        // of training, over all processes

@@ -10,6 +10,7 @@
 #include <cstddef>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/local_constant.h"
@@ -71,6 +72,11 @@ DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, c
   const at::NoGradGuard no_grad;
   const FullPrecision precise;
   const Evaluating evaluating(detector);
+  if (device_of(detector).is_cpu()) {
+    const int64_t together = std::min(options.batch, pairs.size());
+    const double numbers = 3 * static_cast<double>(pairs.images.size(2)) * static_cast<double>(pairs.images.size(3));
+    require_memory(sizeof(float) * numbers * static_cast<double>(together), kOrigin, std::to_string(together) + " images at a time");
+  }
   std::vector<SegmentationScores> scores(static_cast<std::size_t>(pairs.size()));
   for (int64_t first = 0; first < pairs.size(); first += options.batch) {
     const int64_t count = std::min(options.batch, pairs.size() - first);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/seed.h"
 #include "invattn/data/camouflage.h"
 
@@ -21,7 +22,14 @@ constexpr int64_t kMadeImages = 600;
 constexpr int64_t kMadeTestImages = 100;
 
 MaskPairs made(const char* split, int64_t count, int64_t size, int64_t seed) {
+  constexpr double kBytes = 4;  // of a pixel: three colours and the mask
+  require_memory(kBytes * static_cast<double>(count) * static_cast<double>(size) * static_cast<double>(size), kOrigin,
+                 std::to_string(count) + " images of " + std::to_string(size) + " x " + std::to_string(size) + " pixels");
   return camouflage({.count = count, .size = size, .seed = static_cast<int64_t>(derive_seed(static_cast<uint64_t>(seed), split) >> 1)});
+}
+
+std::filesystem::path test_folder(const std::string& data) {
+  return data.starts_with(kCamo) ? std::filesystem::path(data.substr(kCamo.size())) / "test" : std::filesystem::path(data);
 }
 
 MaskPairs chosen(const MaskPairs& pairs, const at::Tensor& numbers) {
@@ -61,11 +69,18 @@ DetectionData load_detection_training(const DetectionOptions& options) {
   return {.train = at::cat({train.images, at::stack(masks)}, 1), .validation = chosen(all, order.slice(0, 0, options.validation_images))};
 }
 
+std::vector<std::filesystem::path> detection_test_files(const std::string& data) {
+  std::vector<std::filesystem::path> result;
+  if (data == "synthetic") return result;
+  for (const char* part : {"image", "mask"}) {
+    for (const auto& file : image_files_in(test_folder(data) / part, kOrigin)) result.push_back(file);
+  }
+  return result;
+}
+
 MaskPairs load_detection_test(const std::string& data, int64_t images, int64_t size, bool antialias, int64_t seed) {
   if (data == "synthetic") return made("test", images > 0 ? images : kMadeTestImages, size, seed);
-  const bool camo = data.starts_with(kCamo);
-  const std::filesystem::path folder = camo ? data.substr(kCamo.size()) : data;
-  const MaskPairs all = load_mask_pairs(camo ? folder / "test" : folder, size, antialias);
+  const MaskPairs all = load_mask_pairs(test_folder(data), size, antialias);
   return images > 0 && images < all.size() ? chosen(all, at::arange(images)) : all;
 }
 

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "invattn/data/mask_pairs.h"
 #include "invattn/experiments/detection_options.h"
@@ -20,6 +22,9 @@ DetectionData load_detection_training(const DetectionOptions& options);
 
 /// The test split. Of a folder that has none, all of it.
 MaskPairs load_detection_test(const std::string& data, int64_t images, int64_t size, bool antialias, int64_t seed);
+
+/// The files that the test split is read from; none where it is made.
+std::vector<std::filesystem::path> detection_test_files(const std::string& data);
 
 /// Data that have a test split of their own: all but a plain folder.
 bool has_test_split(const std::string& data);

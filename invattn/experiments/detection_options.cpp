@@ -3,14 +3,15 @@
 #include <cmath>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 
 namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "DetectionOptions";
 
-void require_count(int64_t value, int64_t least, const char* name) {
-  require(value >= least, kOrigin, "expected ", name, " to be ", least, " or more, got ", value, ".");
+void require_count(int64_t value, int64_t least, const char* name, int64_t most = kMostImages) {
+  require_range(kOrigin, name, value, least, most);
 }
 
 }  // namespace
@@ -18,7 +19,7 @@ void require_count(int64_t value, int64_t least, const char* name) {
 void DetectionEvaluation::validate() const {
   require_count(batch, 1, "evaluation.batch");
   require_count(inverse_images, 0, "evaluation.inverse_images");
-  require(tolerance > 0 && std::isfinite(tolerance), kOrigin, "expected a positive evaluation.tolerance, got ", tolerance, ".");
+  require(tolerance > 0 && tolerance <= 1, kOrigin, "expected a positive evaluation.tolerance of at most 1, got ", tolerance, ".");
 }
 
 void DetectionOptions::validate() const {
@@ -27,19 +28,20 @@ void DetectionOptions::validate() const {
   guard.validate();
   evaluation.validate();
   require(!data.empty(), kOrigin, "expected data: synthetic, camo:PATH or a folder, got nothing.");
-  require_count(seed, 0, "seed");
+  require(seed >= 0, kOrigin, "expected seed to be 0 or more, got ", seed, ".");
   require_count(train_images, 0, "train_images");
   require_count(validation_images, 0, "validation_images");
   require_count(test_images, 0, "test_images");
-  require_count(epochs, 1, "epochs");
+  require_count(epochs, 1, "epochs", kMostIterations);
   require_count(batch, 1, "batch");
   require_count(measured_images, 0, "measured_images");
-  require_count(report_every, 1, "report_every");
-  require_count(evaluate_every, 0, "evaluate_every");
-  require_count(pictures, 0, "pictures");
+  require_count(report_every, 1, "report_every", kMostSteps);
+  require_count(evaluate_every, 0, "evaluate_every", kMostIterations);
+  require_count(pictures, 0, "pictures", 10'000);
   require(evaluate_every == 0 || validation_images > 0, kOrigin,
-          "expected validation_images to look at where evaluate_every is above 0, got none. Hold some out.");
-  require(save_minutes > 0 && std::isfinite(save_minutes), kOrigin, "expected a positive save_minutes, got ", save_minutes, ".");
+          "expected validation_images to evaluate on where evaluate_every is above 0, got none. Hold some out.");
+  require(save_minutes > 0 && save_minutes <= kLargestReal, kOrigin, "expected a positive save_minutes of at most ", kLargestReal, ", got ",
+          save_minutes, ".");
 }
 
 }  // namespace invattn

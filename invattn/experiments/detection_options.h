@@ -72,7 +72,7 @@ struct DetectionOptions {
   bool channels_last = true;   ///< memory layout of images
   bool capture = true;         ///< a training step on a GPU is one launch
   int64_t report_every = 20;   ///< steps between two lines of metrics.jsonl
-  int64_t evaluate_every = 0;  ///< epochs between two looks at the held-out images; 0: at the end only
+  int64_t evaluate_every = 0;  ///< epochs between two evaluations on the held-out images; 0: at the end only
   double save_minutes = 5;     ///< between two checkpoints
   int64_t pictures = 6;        ///< test images that a report shows
   DetectionEvaluation evaluation{};
@@ -81,7 +81,7 @@ struct DetectionOptions {
   static void visit(Self& self, Visitor&& field) {
     field("data", self.data, "synthetic, camo:PATH (train/ and test/ below it) or a folder; each with image/ and mask/");
     field("train_images", self.train_images, "images to train on, besides those held out; 0: all there are (synthetic: 600)");
-    field("validation_images", self.validation_images, "training images that are held out, to look at while training");
+    field("validation_images", self.validation_images, "training images that are held out, to evaluate on while training");
     field("test_images", self.test_images, "images of the test split; 0: all there are (synthetic: 100)");
     field("seed", self.seed, "choice of images, weights, order, flips");
     field("network", self.network, "the network");
@@ -96,7 +96,7 @@ struct DetectionOptions {
     field("channels_last", self.channels_last, "memory layout of images");
     field("capture", self.capture, "a training step on a GPU is one launch");
     field("report_every", self.report_every, "steps between two lines of metrics.jsonl");
-    field("evaluate_every", self.evaluate_every, "epochs between two looks at the held-out images; 0: at the end only");
+    field("evaluate_every", self.evaluate_every, "epochs between two evaluations on the held-out images; 0: at the end only");
     field("save_minutes", self.save_minutes, "minutes between two checkpoints");
     field("pictures", self.pictures, "test images that a report shows");
     field("evaluation", self.evaluation, "how the network is judged");

@@ -13,6 +13,7 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/detection.h"
@@ -45,7 +46,9 @@ enum Figure { kLoss, kPenalty, kLargest, kFigures };
 class Training {
  public:
   Training(DetectionOptions options, const DetectionRun& run)
-      : options_(std::move(options)), run_(run), folder_(run.run.folder), device_(run.run.device) {
+      : options_(std::move(options)), run_(run), folder_(run.run.folder), device_(run.run.device), opened_(run.run, kOrigin) {
+    require_room();
+    progress_.show("building the network");
     at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "weights"));
     if (!run.weights.empty()) {
       const ResNet pretrained = load_resnet(run.weights);
@@ -56,13 +59,12 @@ class Training {
     } else {
       detector_ = Detector(options_.network);
     }
+    progress_.show("reading images");
     auto data = load_detection_training(options_);
     validation_ = std::move(data.validation);
     train_ = data.train.to(device_);
     require(train_.size(0) >= options_.batch, kOrigin, "expected at least one batch of ", options_.batch, " images, got ", train_.size(0),
             ". Lower batch.");
-    open_run_folder(run_.run, kOrigin);
-    write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin);  // a resumed run may have more epochs than before
     detector_->to(device_);
     if (options_.channels_last && device_.is_cuda()) {  // convolutions then need not turn their weights round
       const at::NoGradGuard no_grad;
@@ -75,6 +77,7 @@ class Training {
     batches_.emplace(train_.size(0), options_.batch, options_.seed, device_);
     sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (std::filesystem::exists(checkpoint_path())) restore();
+    if (!run.run.resume) keep_config();
     trim_metrics(folder_, step_, kOrigin);
   }
 
@@ -115,6 +118,7 @@ class Training {
       } else {
         (guarded ? guarded_step : step)();
       }
+      if (step_ == first && run_.run.resume) keep_config();
       ++step_;
       const bool last = step_ == steps();
       if (step_ % options_.report_every == 0) {
@@ -137,11 +141,34 @@ class Training {
       }
     }
     fast.reset();
+    if (first == step_) keep_config();
     return finish();
   }
 
  private:
   std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
+  /// On a GPU what does not fit is found out by the first step.
+  void require_room() const {
+    if (!device_.is_cpu()) return;
+    const ResNetOptions& backbone = options_.network.backbone;
+    double weights = 0;
+    for (std::size_t stage = 0; stage < backbone.blocks.size(); ++stage) {
+      const double width = static_cast<double>(backbone.width) * static_cast<double>(1U << stage);
+      weights += static_cast<double>(backbone.blocks[stage]) * 13 * width * width;  // a 3x3 and the last 1x1 convolution of each block
+    }
+    constexpr double kCopies = 4;  // weights, gradients, two moments
+    require_memory(sizeof(float) * kCopies * weights, kOrigin, "a network of " + number_text("%.3g", weights) + " weights");
+    const double pixels = static_cast<double>(options_.network.size) * static_cast<double>(options_.network.size);
+    // The images, and behind the first convolution its output, the normalised one and the activation.
+    require_memory(sizeof(float) * static_cast<double>(options_.batch) * pixels * (3 + 3 * static_cast<double>(backbone.width) / 4),
+                   kOrigin,
+                   "a batch of " + std::to_string(options_.batch) + " images of " + std::to_string(options_.network.size) + " x " +
+                       std::to_string(options_.network.size) + " pixels");
+  }
+
+  /// A resumed run may have more epochs than before. Its configuration is kept once a step was made by it, so that a setting that fails
+  /// leaves the run as it was.
+  void keep_config() const { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
   int64_t per_epoch() const { return batches_->per_epoch(); }
   int64_t steps() const { return options_.epochs * per_epoch(); }
 
@@ -228,6 +255,7 @@ class Training {
     add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
     checkpoint.notes["progress"] = ordered_json{{"step", step_}, {"seconds", seconds_}}.dump();
+    sync_metrics(folder_, kOrigin);
     save_checkpoint(checkpoint_path(), checkpoint);
   }
 
@@ -235,12 +263,14 @@ class Training {
     const std::string origin = checkpoint_path().string();
     const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
     restore_training(checkpoint, *detector_, *optimizer_, origin);
-    restore_guard(checkpoint, *guard_);
+    restore_guard(checkpoint, *guard_, origin);
     try {
       sums_.copy_(checkpoint.tensors.at("sums"));
       const json progress = parse_json(checkpoint.notes.at("progress"), origin);
-      step_ = progress.at("step").get<int64_t>();
-      seconds_ = progress.at("seconds").get<double>();
+      step_ = count_at(progress, "step", origin);
+      seconds_ = number_at(progress, "seconds", 0, kLongestTraining, origin);
+    } catch (const Error&) {
+      throw;
     } catch (const std::exception&) {
       fail(ErrorKind::kData, origin,
            "expected the checkpoint of a detection training, got one without its progress. Start the run afresh.");
@@ -298,7 +328,7 @@ class Training {
     results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
     results["made_with"] = ordered_json::parse(made_with(run_.run));
     results["made_with"]["weights"] = run_.weights.filename().string();
-    write_file_atomically(folder_ / "results.json", results.dump(1) + "\n", kOrigin);
+    write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
     if (test.size() > 0) outcome.report = write_report(folder_).html;
     return outcome;
   }
@@ -307,6 +337,7 @@ class Training {
   const DetectionRun& run_;
   std::filesystem::path folder_;
   at::Device device_;
+  OpenRunFolder opened_;
   at::Tensor train_;  // on the device
   MaskPairs validation_;
   Detector detector_{nullptr};

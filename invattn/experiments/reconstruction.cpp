@@ -6,16 +6,18 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/experiments/reconstruction_cell.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/printable.h"
+#include "invattn/io/regular_file.h"
 #include "invattn/report/report.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
@@ -33,91 +35,15 @@ std::string format(const char* pattern, const json& value) {
   return value.is_number() ? number_text(pattern, value.get<double>()) : "not finite";
 }
 
-std::string read_text(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+/// The images of a cell as bytes, and those of a batch as numbers: before, behind and inside the block.
+void require_room(const ReconstructionOptions& options) {
+  const double numbers = 3 * static_cast<double>(options.height) * static_cast<double>(options.width);
+  const auto images = static_cast<double>(options.train_images + options.test_images);
+  const auto together = static_cast<double>(std::min(options.batch, options.train_images));
+  const std::string size = " images of " + std::to_string(options.height) + " x " + std::to_string(options.width) + " pixels";
+  require_memory(images * numbers, kOrigin, number_text("%.0f", images) + size);
+  require_memory(4 * sizeof(float) * together * numbers, kOrigin, "a batch of " + number_text("%.0f", together) + size);
 }
-
-/// The folder of a run, which holds all there is to know about it.
-class RunFolder {
- public:
-  RunFolder(const ReconstructionOptions& options, const RunSettings& settings) : options_(options), settings_(settings) {
-    const std::filesystem::path config = settings.folder / "config.toml";
-    const std::string text = write_toml(options);
-    if (open_run_folder(settings, kOrigin)) {
-      require(read_text(config) == text, kOrigin, "expected the configuration of the run in '", settings.folder.string(),
-              "', got another. Leave out --config and --set to resume with its own, or name another folder by --out.");
-    } else {
-      write_file_atomically(config, text, kOrigin);
-    }
-    write_file_atomically(settings.folder / "metrics.jsonl", "", kOrigin);  // written anew from what the cells remember
-    for (const ReconstructionCell& cell : cells_of(options)) {
-      if (finished(cell)) add_finished(cell);
-    }
-    write_results(false);
-  }
-
-  std::filesystem::path cell_folder(const ReconstructionCell& cell) const { return settings_.folder / "cells" / cell.id(options_); }
-  bool finished(const ReconstructionCell& cell) const { return std::filesystem::exists(cell_folder(cell) / "cell.json"); }
-  const std::vector<json>& rows() const { return rows_; }
-
-  /// Reads what the cell left and takes it into results.json.
-  const json& add(const ReconstructionCell& cell) {
-    const std::filesystem::path path = cell_folder(cell) / "cell.json";
-    rows_.push_back(parse_json(read_text(path), path.string()));
-    write_results(false);
-    return rows_.back();
-  }
-
-  void add_metrics(const ReconstructionCell& cell, const EpochReport& report) {
-    std::ofstream out(settings_.folder / "metrics.jsonl", std::ios::app);
-    out << ordered_json{{"cell", cell.id(options_)},
-                        {"epoch", report.epoch},
-                        {"loss", json_number(report.loss)},
-                        {"penalty", json_number(report.penalty)},
-                        {"largest", json_number(report.largest)}}
-        << std::endl;
-    if (!out) {
-      fail(ErrorKind::kData, kOrigin, "expected to write '", (settings_.folder / "metrics.jsonl").string(),
-           "', which failed. Make room on the disk, then --resume.");
-    }
-  }
-
-  void write_results(bool complete) const {
-    ordered_json rows = ordered_json::array();
-    for (const json& cell : rows_) {
-      json row = cell;
-      row.erase("constants");
-      row.erase("curve");
-      for (json& inverse : row["inverses"]) {
-        inverse.erase("residual_median");
-        inverse.erase("residual_largest");
-      }
-      rows.push_back(ordered_json(row));
-    }
-    const ordered_json results = {
-        {"finished", complete}, {"rows", std::move(rows)}, {"made_with", ordered_json::parse(made_with(settings_))}};
-    write_file_atomically(settings_.folder / "results.json", results.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n",
-                          kOrigin);
-  }
-
- private:
-  void add_finished(const ReconstructionCell& cell) {
-    const json& row = add(cell);
-    const json& curve = row.at("curve");
-    const auto at = [](const json& list, std::size_t i) { return list.at(i).is_number() ? list.at(i).get<double>() : std::nan(""); };
-    for (std::size_t i = 0; i < curve.at("loss").size(); ++i) {
-      add_metrics(cell, {.epoch = static_cast<int64_t>(i) + 1,
-                         .loss = at(curve.at("loss"), i),
-                         .penalty = at(curve.at("penalty"), i),
-                         .largest = at(curve.at("largest"), i)});
-    }
-  }
-
-  const ReconstructionOptions& options_;
-  const RunSettings& settings_;
-  std::vector<json> rows_;
-};
 
 std::string summary(const ReconstructionCell& cell, const json& row) {
   return cell.title() + ": loss " + format("%.4f", row.at("loss")) + ", largest local constant " + format("%.3g", row.at("lipschitz_max")) +
@@ -137,10 +63,131 @@ std::string broken_promise(const json& row) {
   return "";
 }
 
+/// The folder of a run, which holds all there is to know about it.
+class RunFolder {
+ public:
+  RunFolder(const ReconstructionOptions& options, const RunSettings& settings)
+      : options_(options), settings_(settings), opened_(settings, kOrigin) {
+    const std::filesystem::path config = settings.folder / "config.toml";
+    const std::string text = write_toml(options);
+    if (settings.resume) {
+      require(read_regular_file(config, {.origin = kOrigin, .what = "a file of a run"}) == text, kOrigin,
+              "expected the configuration of the run in '", settings.folder.string(),
+              "', got another. Leave out --config and --set to resume with its own, or name another folder by --out.");
+    } else {
+      write_file_atomically(config, text, kOrigin);
+    }
+    metrics_.emplace();
+    for (const ReconstructionCell& cell : cells_of(options)) {
+      if (finished(cell)) *metrics_ += read_finished(cell);
+    }
+    if (!settings.resume) write_results(false);
+  }
+
+  std::filesystem::path cell_folder(const ReconstructionCell& cell) const { return settings_.folder / "cells" / cell.id(options_); }
+  bool finished(const ReconstructionCell& cell) const { return std::filesystem::exists(cell_folder(cell) / "cell.json"); }
+  const std::vector<json>& rows() const { return rows_; }
+
+  /// Reads what the cell left and takes it into results.json.
+  const json& add(const ReconstructionCell& cell) {
+    read_finished(cell);
+    write_results(false);
+    return rows_.back();
+  }
+
+  void add_metrics(const ReconstructionCell& cell, const EpochReport& report) {
+    write_metrics();
+    append_metrics(settings_.folder, line_of(cell, report), kOrigin);
+  }
+
+  /// Once nothing of the start can fail any more: until then the lines of the process before stay.
+  void write_metrics() {
+    if (metrics_) write_file_atomically(settings_.folder / "metrics.jsonl", *metrics_, kOrigin);
+    metrics_.reset();
+  }
+
+  /// After a start that failed: the folder is no run, so that the command can be given again, corrected. Not where a training has begun.
+  void take_back() const {
+    std::error_code ignored;
+    for (const ReconstructionCell& cell : cells_of(options_)) {
+      if (std::filesystem::exists(cell_folder(cell) / "checkpoint.safetensors", ignored)) return;
+    }
+    for (const ReconstructionCell& cell : cells_of(options_)) std::filesystem::remove(cell_folder(cell), ignored);  // empty ones alone
+    for (const char* name : {"cells", "metrics.jsonl", "results.json", "config.toml"}) {
+      std::filesystem::remove(settings_.folder / name, ignored);
+    }
+  }
+
+  void write_results(bool complete) const {
+    ordered_json rows = ordered_json::array();
+    for (const json& cell : rows_) {
+      json row = cell;
+      row.erase("constants");
+      row.erase("curve");
+      for (json& inverse : row.at("inverses")) {
+        inverse.erase("residual_median");
+        inverse.erase("residual_largest");
+      }
+      rows.push_back(ordered_json(row));
+    }
+    const ordered_json results = {
+        {"finished", complete}, {"rows", std::move(rows)}, {"made_with", ordered_json::parse(made_with(settings_))}};
+    write_file_atomically(settings_.folder / "results.json", json_text(results, 1) + "\n", kOrigin);
+  }
+
+ private:
+  std::string line_of(const ReconstructionCell& cell, const EpochReport& report) const {
+    return ordered_json{{"cell", cell.id(options_)},
+                        {"epoch", report.epoch},
+                        {"loss", json_number(report.loss)},
+                        {"penalty", json_number(report.penalty)},
+                        {"largest", json_number(report.largest)}}
+        .dump();
+  }
+
+  /// Adds what the cell left to the rows, and gives its lines of metrics.jsonl. Foreign bytes: all that is used later on is tried here.
+  std::string read_finished(const ReconstructionCell& cell) {
+    const std::filesystem::path path = cell_folder(cell) / "cell.json";
+    json row = parse_json(read_regular_file(path, {.origin = kOrigin, .what = "a file of a run"}), path.string());
+    std::string lines;
+    try {
+      summary(cell, row);
+      broken_promise(row);
+      if (row.at("id").get<std::string>() != cell.id(options_)) {
+        fail(ErrorKind::kData, path.string(), "expected the cell '", cell.id(options_), "', got ",
+             in_quotes(row.at("id").get<std::string>()), ". Remove the file to train this cell again.");
+      }
+      for (const json& inverse : row.at("inverses").get_ref<const json::array_t&>()) inverse.get_ref<const json::object_t&>();
+      const json& curve = row.at("curve");
+      const auto at = [](const json& list, std::size_t i) { return list.at(i).is_number() ? list.at(i).get<double>() : std::nan(""); };
+      for (std::size_t i = 0; i < curve.at("loss").get_ref<const json::array_t&>().size(); ++i) {
+        lines += line_of(cell, {.epoch = static_cast<int64_t>(i) + 1,
+                                .loss = at(curve.at("loss"), i),
+                                .penalty = at(curve.at("penalty"), i),
+                                .largest = at(curve.at("largest"), i)}) +
+                 "\n";
+      }
+    } catch (const json::exception&) {
+      fail(ErrorKind::kData, path.string(),
+           "expected what a finished cell leaves, got values that are missing or of another type. Remove the file to train this cell "
+           "again.");
+    }
+    rows_.push_back(std::move(row));
+    return lines;
+  }
+
+  const ReconstructionOptions& options_;
+  const RunSettings& settings_;
+  OpenRunFolder opened_;
+  std::vector<json> rows_;
+  std::optional<std::string> metrics_;  // anew, from what the cells remember, while not yet written
+};
+
 }  // namespace
 
 ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, const RunSettings& settings) {
   options.validate();
+  require_room(options);
   RunFolder folder(options, settings);
   const std::vector<ReconstructionCell> cells = cells_of(options);
   const auto skipped = static_cast<double>(folder.rows().size());
@@ -168,7 +215,11 @@ ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, c
   } catch (const Interrupted&) {
     if (!folder.rows().empty()) write_report(settings.folder);
     throw;
+  } catch (...) {
+    if (!settings.resume && folder.rows().empty()) folder.take_back();
+    throw;
   }
+  folder.write_metrics();
   folder.write_results(true);
   const ReportSummary report = write_report(settings.folder);
   ReconstructionOutcome outcome{.report = report.html, .table = results_table(settings.folder)};

@@ -162,7 +162,7 @@ class CellRun {
         observer_(observer),
         device_(device),
         folder_(std::move(folder)),
-        source_(parse_data_source(cell.data, "reconstruct")),
+        source_((observe(0, "reading images"), parse_data_source(cell.data, "reconstruct"))),
         train_(load(Split::kTrain, options.train_images), cell.seed, "train", device),
         test_(load(Split::kTest, options.test_images), cell.seed, "test", device),
         target_(at::randn({1, kChannels, options.height / 2, options.width / 2}, generator_of(cell.seed, "target")).to(device)),
@@ -175,7 +175,7 @@ class CellRun {
     for (const std::string& solver : options_.inverse.solvers) inverses_.push_back(invert(solver));
     if (cell_.pictured && options_.pictures > 0) save_pictures();
     if (!diverged_) save(folder_ / "model.safetensors", *network_);
-    write_file_atomically(folder_ / "cell.json", json().dump(1) + "\n", "reconstruct");
+    write_file_atomically(folder_ / "cell.json", json_text(json(), 1) + "\n", "reconstruct");
     std::filesystem::remove(folder_ / "checkpoint.safetensors");
   }
 
@@ -191,6 +191,12 @@ class CellRun {
 
   void observe(double fraction, const std::string& doing) const {
     if (observer_.progress) observer_.progress(fraction, doing);
+  }
+
+  void observe_step(int64_t steps) const {
+    observe((static_cast<double>(epoch_) + static_cast<double>(step_) / static_cast<double>(steps)) / static_cast<double>(options_.epochs),
+            "epoch " + std::to_string(epoch_ + 1) + " of " + std::to_string(options_.epochs) + ", step " + std::to_string(step_ + 1) +
+                " of " + std::to_string(steps));
   }
 
   at::Tensor loss_of(const at::Tensor& images) { return (network_->forward(images) - target_).square().mean(); }
@@ -220,12 +226,10 @@ class CellRun {
     while (epoch_ < options_.epochs) {
       const at::Tensor order = at::randperm(train_.size(), generator_of(cell_.seed, "epoch " + std::to_string(epoch_)));
       while (step_ < steps) {
+        observe_step(steps);
         take_step(order.slice(0, step_ * options_.batch, (step_ + 1) * options_.batch), guard_->due(epoch_ * steps + step_, options_.batch),
                   optimizer);
         ++step_;
-        observe(
-            (static_cast<double>(epoch_) + static_cast<double>(step_) / static_cast<double>(steps)) / static_cast<double>(options_.epochs),
-            "epoch " + std::to_string(epoch_ + 1) + " of " + std::to_string(options_.epochs));
         if (InterruptWatch::requested() || (step_ < steps && Clock::now() - saved > kCheckpointInterval)) {
           keep();
           InterruptWatch::check();
@@ -268,6 +272,10 @@ class CellRun {
     add_training(checkpoint, *network_, optimizer);
     add_guard(checkpoint, *guard_);
     checkpoint.tensors.emplace("sums", sums_);
+    const bool finite = std::all_of(checkpoint.tensors.begin(), checkpoint.tensors.end(), [](const auto& entry) {
+      return !entry.second.is_floating_point() || entry.second.isfinite().all().template item<bool>();
+    });
+    if (!finite) note_diverged(checkpoint);
     checkpoint.notes["progress"] = ordered_json{
         {"epoch", epoch_},
         {"step", step_},
@@ -283,27 +291,39 @@ class CellRun {
   void resume(const std::filesystem::path& path, torch::optim::Adam& optimizer) {
     const Checkpoint checkpoint = load_checkpoint(path);
     restore_training(checkpoint, *network_, optimizer, path.string());
-    restore_guard(checkpoint, *guard_);
+    restore_guard(checkpoint, *guard_, path.string());
     const auto sums = checkpoint.tensors.find("sums");
     const auto note = checkpoint.notes.find("progress");
     try {
       sums_ = sums == checkpoint.tensors.end() ? at::Tensor() : sums->second;
       const nlohmann::json progress = parse_json(note == checkpoint.notes.end() ? "" : note->second, path.string());
-      epoch_ = progress.at("epoch").get<int64_t>();
-      step_ = progress.at("step").get<int64_t>();
-      largest_ = progress.at("largest").get<double>();
-      seconds_ = progress.at("seconds").get<double>();
-      const auto read = [&progress](const char* name) {
+      epoch_ = count_at(progress, "epoch", path.string());
+      step_ = count_at(progress, "step", path.string());
+      largest_ = progress.at("largest").is_null() ? std::nan("") : progress.at("largest").get<double>();
+      seconds_ = number_at(progress, "seconds", 0, kLongestTraining, path.string());
+      const int64_t steps = (train_.size() + options_.batch - 1) / options_.batch;
+      if (epoch_ > options_.epochs || step_ > steps) {
+        fail(ErrorKind::kData, path.string(), "expected at most epoch ", options_.epochs, " and step ", steps, ", got epoch ", epoch_,
+             " and step ", step_, ". Remove the file to train this cell from the start.");
+      }
+      const auto read = [&](const char* name) {
         std::vector<double> values;
-        for (const auto& value : progress.at(name)) values.push_back(value.is_null() ? std::nan("") : value.get<double>());
+        for (const auto& value : progress.at(name).get_ref<const nlohmann::json::array_t&>()) {
+          values.push_back(value.is_null() ? std::nan("") : value.get<double>());
+        }
+        if (static_cast<int64_t>(values.size()) != epoch_) {
+          fail(ErrorKind::kData, path.string(), "expected ", epoch_, " numbers in '", name, "', one for each epoch, got ", values.size(),
+               ". Remove the file to train this cell from the start.");
+        }
         return values;
       };
       curve_loss_ = read("loss");
       curve_penalty_ = read("penalty");
       curve_largest_ = read("largest_curve");
-    } catch (const nlohmann::json::exception& problem) {
-      fail(ErrorKind::kData, path.string(), "expected where the training stands, got something else (", problem.what(),
-           "). Remove the file to train this cell from the start.");
+    } catch (const nlohmann::json::exception&) {
+      fail(ErrorKind::kData, path.string(),
+           "expected where the training stands, got values that are missing or of another type. Remove the file to train this cell from "
+           "the start.");
     }
     if (!sums_.defined() || sums_.numel() != 2 || sums_.scalar_type() != at::kDouble) {
       fail(ErrorKind::kData, path.string(), "expected the sums of the epoch under way, got none. Remove the file to train this cell anew.");

@@ -27,7 +27,7 @@ struct CellObserver {
 
 /// Trains the cell's network, measures it and inverts the test images. Leaves in `folder`
 ///
-///   model.safetensors, cell.json (docs/reproducing.md), pictures.safetensors (the first seed only)
+///   model.safetensors, cell.json (docs/reference/files.md), pictures.safetensors (the first seed only)
 ///
 /// and while it trains checkpoint.safetensors, from which it goes on to the same bits after an interruption. Throws Interrupted between
 /// two steps once that is asked for, with the checkpoint up to date.

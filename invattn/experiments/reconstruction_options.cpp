@@ -8,15 +8,16 @@
 #include <variant>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/data/image_set.h"
 
 namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "reconstruct";
-constexpr int64_t kLargestSide = 4096;
-constexpr int64_t kMostImages = 1'000'000;
-constexpr int64_t kChannels = 12;  // of a squeezed colour image
+constexpr int64_t kLargestImage = 4096;
+constexpr int64_t kMostOfThem = 1'000'000;  // images, passes
+constexpr int64_t kChannels = 12;           // of a squeezed colour image
 
 /// Letters, digits and single dashes: a piece of a file name.
 std::string slug(const std::string& text) {
@@ -63,10 +64,9 @@ AttentionOptions ReconstructionVariant::attention(AttentionKind kind, int64_t ch
 void ReconstructionVariant::validate() const {
   require(preset != AttentionPreset::kPlain, kOrigin,
           "expected preset paper, published-code, guarded or strict, got plain, which has no inverse.");
-  require(!learning_rate || (*learning_rate > 0 && std::isfinite(*learning_rate)), kOrigin, "expected a positive learning_rate, got ",
+  require(!learning_rate || (*learning_rate > 0 && *learning_rate <= kLargestRate), kOrigin, "expected a positive learning_rate, got ",
           learning_rate.value_or(0), ".");
-  require(!fixed_point_iterations || *fixed_point_iterations > 0, kOrigin, "expected fixed_point_iterations of 1 or more, got ",
-          fixed_point_iterations.value_or(0), ".");
+  require_range(kOrigin, "fixed_point_iterations", fixed_point_iterations.value_or(1), int64_t{1}, kMostIterations);
   solver_options_named(solver_name());
   attention(AttentionKind::kEmbeddedGaussian, kChannels).validate();
   require(!slug(title()).empty(), kOrigin, "expected a name with a letter or digit, got '", name, "'.");
@@ -80,16 +80,17 @@ void ReconstructionOptions::validate() const {
   require(!kinds.empty(), kOrigin, "expected kinds of attention, got none.");
   require(!variants.empty(), kOrigin, "expected variants, got none. Give one, for example preset guarded.");
   require(!seeds.empty(), kOrigin, "expected seeds, got none.");
-  positive("height", height, kLargestSide);
-  positive("width", width, kLargestSide);
   require(height % 2 == 0 && width % 2 == 0, kOrigin, "expected an even height and width, got ", height, " x ", width,
           ": the squeeze takes blocks of 2 x 2 pixels.");
-  positive("train_images", train_images, kMostImages);
-  positive("test_images", test_images, kMostImages);
-  positive("epochs", epochs, kMostImages);
-  positive("batch", batch, kMostImages);
-  require(learning_rate > 0 && std::isfinite(learning_rate), kOrigin, "expected a positive learning_rate, got ", learning_rate, ".");
-  require(measured_images >= 0, kOrigin, "expected measured_images of 0 or more, got ", measured_images, ".");
+  constexpr int64_t kSmallestImage = 12;  // the similarity of two images is seen through a window of 11 x 11
+  require_range(kOrigin, "height", height, kSmallestImage, kLargestImage);
+  require_range(kOrigin, "width", width, kSmallestImage, kLargestImage);
+  positive("train_images", train_images, kMostOfThem);
+  positive("test_images", test_images, kMostOfThem);
+  positive("epochs", epochs, kMostOfThem);
+  positive("batch", batch, kMostOfThem);
+  require(learning_rate > 0 && learning_rate <= kLargestRate, kOrigin, "expected a positive learning_rate, got ", learning_rate, ".");
+  require_range(kOrigin, "measured_images", measured_images, int64_t{0}, kMostOfThem);
   require(pictures >= 0 && pictures <= test_images, kOrigin, "expected pictures from 0 to test_images (", test_images, "), got ", pictures,
           ".");
   for (const std::string& source : data) parse_data_source(source, kOrigin);
@@ -111,7 +112,18 @@ void ReconstructionOptions::validate() const {
 
 void ReconstructionInverse::validate() const {
   require(!solvers.empty(), kOrigin, "expected solvers, got none. Name one, for example anderson.");
-  for (const std::string& name : solvers) std::visit([](const auto& method) { method.validate(); }, options(name, {}));
+  for (const std::string& name : solvers) solver_options_named(name);
+  for (const auto& [name, value] :
+       {std::pair{"fixed_point_iterations", fixed_point_iterations}, std::pair{"anderson_iterations", anderson_iterations},
+        std::pair{"newton_iterations", newton_iterations}}) {
+    require_range(kOrigin, name, value, int64_t{1}, kMostIterations);
+  }
+  require_range(kOrigin, "anderson_memory", anderson_memory, int64_t{1}, int64_t{1000});
+  require_range(kOrigin, "newton_krylov", newton_krylov, int64_t{1}, int64_t{10'000});
+  require(tolerance > 0 && tolerance <= 1, kOrigin, "expected a positive tolerance of at most 1, got ", tolerance, ".");
+  for (const auto name : {FixedPointOptions::kName, AndersonOptions::kName, NewtonKrylovOptions::kName}) {  // used or not
+    std::visit([](const auto& method) { method.validate(); }, options(std::string(name), {}));
+  }
 }
 
 SolverOptions ReconstructionInverse::options(const std::string& solver, const ReconstructionVariant& variant) const {

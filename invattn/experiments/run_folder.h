@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "invattn/io/posix_file.h"
+
 namespace invattn {
 
 /// Where and on what an experiment runs.
@@ -20,11 +22,30 @@ struct RunSettings {
 /// How a run was made, for its results.json, as a JSON object: command, versions, device, threads, date.
 std::string made_with(const RunSettings& settings);
 
-/// Makes the folder of a run. True where it holds a run already, which is an error unless it is to be resumed; so is the opposite.
-bool open_run_folder(const RunSettings& settings, std::string_view origin);
+/// The folder of a run while this process works in it. It is made where it is missing. An error where it holds a run that is not to be
+/// resumed, or files by the names of a run's that are not of one; where it is to be resumed and holds none; and where another process works
+/// in it. What a killed process left half-written is removed.
+///
+/// config.toml makes a folder a run: write it once nothing of the start can fail any more, so that a start that fails can be repeated.
+class OpenRunFolder {
+ public:
+  OpenRunFolder(const RunSettings& settings, std::string_view origin);
+  ~OpenRunFolder();
+  OpenRunFolder(const OpenRunFolder&) = delete;
+  OpenRunFolder& operator=(const OpenRunFolder&) = delete;
+
+ private:
+  OpenRunFolder(std::filesystem::path lock_path, FileDescriptor lock);
+
+  std::filesystem::path lock_path_;
+  FileDescriptor lock_;  // held by the system for as long as the process lives
+};
 
 /// Adds a line, a JSON object with its "step", to metrics.jsonl of the folder.
 void append_metrics(const std::filesystem::path& folder, const std::string& line, std::string_view origin);
+
+/// Before a checkpoint is written: a power cut then cannot take lines of steps that the checkpoint has behind it.
+void sync_metrics(const std::filesystem::path& folder, std::string_view origin);
 
 /// Leaves out the lines of steps after `step` and those of the end ("final"), which a resumed training will write again, and what is not a
 /// line.

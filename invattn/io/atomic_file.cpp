@@ -14,6 +14,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/posix_file.h"
+#include "invattn/io/printable.h"
 
 namespace invattn {
 namespace {
@@ -95,13 +96,13 @@ struct AtomicFile::State {
       }
       // Renaming over a device such as /dev/null would replace the device.
       if (!S_ISREG(existing.st_mode)) {
-        fail(ErrorKind::kData, origin, "expected to write a regular file, got ", path.string(), ", which is ",
+        fail(ErrorKind::kData, origin, "expected to write a regular file, got ", printable_path(path), ", which is ",
              S_ISDIR(existing.st_mode) ? "a folder" : "a device, pipe or socket", ". Give the name of a file.");
       }
       existing_mode = existing.st_mode & 07777U;
     }
     if (!target.has_filename()) {
-      fail(ErrorKind::kData, origin, "expected the name of a file to write, got '", path.string(), "'. Give the name of a file.");
+      fail(ErrorKind::kData, origin, "expected the name of a file to write, got '", printable_path(path), "'. Give the name of a file.");
     }
     const std::filesystem::path folder_path = target.has_parent_path() ? target.parent_path() : ".";
     folder = FileDescriptor(::open(folder_path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -112,7 +113,7 @@ struct AtomicFile::State {
   }
 
   [[noreturn]] void fail_with(std::string_view action, int error) const {
-    fail(ErrorKind::kData, origin, "expected to write ", path.string(), ", got '", errno_text(error), "' while ", action, ". ",
+    fail(ErrorKind::kData, origin, "expected to write ", printable_path(path), ", got '", errno_text(error), "' while ", action, ". ",
          next_step(error));
   }
 
@@ -139,7 +140,7 @@ void AtomicFile::commit() {
   if (!temporary.rename_to(state_->target.filename().string())) state_->fail_with("renaming the temporary file", errno);
   // EINVAL: a file system that cannot sync folders, where nothing more can be done.
   if (::fsync(state_->folder.get()) != 0 && errno != EINVAL) {
-    fail(ErrorKind::kData, state_->origin, "expected to sync the folder of ", state_->path.string(), ", got '", errno_text(errno),
+    fail(ErrorKind::kData, state_->origin, "expected to sync the folder of ", printable_path(state_->path), ", got '", errno_text(errno),
          "'. The new file is in place but may be lost in a power cut: check the disk.");
   }
 }
@@ -159,7 +160,7 @@ void make_folder(const std::filesystem::path& folder, std::string_view origin) {
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
   if (problem) {
-    fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", folder.string(), "': ", problem.message(),
+    fail(ErrorKind::kData, origin, "expected a folder that can be written, got '", printable_path(folder), "': ", problem.message(),
          ". Make it one, or name another by --out.");
   }
 }

@@ -9,7 +9,6 @@ namespace invattn {
 
 nlohmann::json parse_json(std::string_view text, std::string_view origin) {
   constexpr int kDeepest = 64;
-  constexpr std::size_t kLongestReason = 240;
   constexpr std::string_view kNextStep = "The text is damaged: write it again.";
   // The parser takes a zero byte for the end and would let anything follow it.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
@@ -32,9 +31,46 @@ nlohmann::json parse_json(std::string_view text, std::string_view origin) {
   };
   try {
     return nlohmann::json::parse(text, check);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::kData, origin, "expected JSON, got a mistake in it: ", printable(error.what(), kLongestReason), ". ", kNextStep);
+  } catch (const nlohmann::json::parse_error& error) {
+    fail(ErrorKind::kData, origin, "expected JSON in UTF-8, got a mistake at byte ", error.byte, ". ", kNextStep);
+  } catch (const nlohmann::json::exception&) {
+    fail(ErrorKind::kData, origin, "expected JSON, got a number that no double can hold. ", kNextStep);
   }
+}
+
+namespace {
+
+constexpr std::string_view kDamaged = "The file is damaged: take another copy of it, or start afresh.";
+
+const nlohmann::json& member(const nlohmann::json& object, const char* key, const char* expected, std::string_view origin) {
+  if (!object.is_object() || !object.contains(key)) {
+    fail(ErrorKind::kData, origin, "expected ", expected, " for '", key, "', got none. ", kDamaged);
+  }
+  return object.at(key);
+}
+
+}  // namespace
+
+std::int64_t count_at(const nlohmann::json& object, const char* key, std::string_view origin) {
+  constexpr auto kMost = std::int64_t{1} << 53U;
+  const nlohmann::json& value = member(object, key, "a count", origin);
+  if (!value.is_number_integer() || value < 0 || value > kMost) {
+    fail(ErrorKind::kData, origin, "expected a count for '", key, "', 0 to 2^53, got ", json_detail::describe(value), ". ", kDamaged);
+  }
+  return value.get<std::int64_t>();
+}
+
+double number_at(const nlohmann::json& object, const char* key, double least, double most, std::string_view origin) {
+  const nlohmann::json& value = member(object, key, "a number", origin);
+  if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most)) {
+    fail(ErrorKind::kData, origin, "expected a number from ", least, " to ", most, " for '", key, "', got ", json_detail::describe(value),
+         ". ", kDamaged);
+  }
+  return value.get<double>();
+}
+
+std::string json_text(const nlohmann::ordered_json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 nlohmann::ordered_json json_number(double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); }

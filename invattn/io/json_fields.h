@@ -22,6 +22,13 @@ namespace invattn {
 /// Parses text of foreign origin: one JSON value in UTF-8, no key twice in an object, at most 64 levels deep; else an Error(kData).
 nlohmann::json parse_json(std::string_view text, std::string_view origin);
 
+/// A member of an object of foreign origin that has to be a count, 0 or more, or a number from `least` to `most`; else an Error(kData).
+std::int64_t count_at(const nlohmann::json& object, const char* key, std::string_view origin);
+double number_at(const nlohmann::json& object, const char* key, double least, double most, std::string_view origin);
+
+/// For a file or the screen: bytes that are not UTF-8, as names of files may have, become U+FFFD.
+std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
+
 /// JSON has no numbers that are not finite: null.
 nlohmann::ordered_json json_number(double value);
 

@@ -9,8 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include <ATen/ATen.h>
-
 namespace invattn {
 namespace {
 
@@ -186,7 +184,7 @@ bool undo_filters(const std::uint8_t* line, std::int64_t height, std::int64_t wi
 
 }  // namespace
 
-std::optional<at::Tensor> decode_plain_png(std::span<const std::byte> file, std::int64_t most_pixels) {
+std::optional<DecodedImage> decode_plain_png(std::span<const std::byte> file, std::int64_t most_pixels) {
   constexpr std::size_t kSignature = 8;  // bytes
   if (file.size() < kSignature) return std::nullopt;
   Bytes rest = file.subspan(kSignature);
@@ -198,10 +196,10 @@ std::optional<at::Tensor> decode_plain_png(std::span<const std::byte> file, std:
   const auto rows = std::make_unique_for_overwrite<std::uint8_t[]>(length);  // NOLINT: a vector would be written twice
   if (!decompress(*data, {rows.get(), length})) return std::nullopt;
   constexpr std::array kUndo{undo_filters<1>, undo_filters<2>, undo_filters<3>, undo_filters<4>};
-  at::Tensor pixels = at::empty({header->height, header->width, header->channels}, at::kByte);
+  DecodedImage image(header->height, header->width, header->channels);
   const auto undo = kUndo[static_cast<std::size_t>(header->channels - 1)];
-  if (!undo(rows.get(), header->height, header->width, pixels.mutable_data_ptr<std::uint8_t>())) return std::nullopt;
-  return pixels;
+  if (!undo(rows.get(), header->height, header->width, image.values.get())) return std::nullopt;
+  return image;
 }
 
 }  // namespace invattn

@@ -21,10 +21,14 @@ bool FileDescriptor::close() {
   return descriptor < 0 || ::close(descriptor) == 0 || errno == EINTR;
 }
 
-TransferResult read_fully(int descriptor, std::span<std::byte> buffer) {
+namespace {
+
+/// Calls `transfer(done)`, which moves some of the bytes that are still missing, until all are there.
+template <class Transfer>
+TransferResult repeat(std::size_t bytes, Transfer&& transfer) {
   TransferResult result;
-  while (result.bytes < buffer.size()) {
-    const ssize_t count = ::read(descriptor, buffer.data() + result.bytes, buffer.size() - result.bytes);
+  while (result.bytes < bytes) {
+    const ssize_t count = transfer(result.bytes);
     if (count > 0) {
       result.bytes += static_cast<std::size_t>(count);
     } else if (count == 0) {
@@ -37,20 +41,22 @@ TransferResult read_fully(int descriptor, std::span<std::byte> buffer) {
   return result;
 }
 
+}  // namespace
+
+TransferResult read_fully(int descriptor, std::span<std::byte> buffer) {
+  return repeat(buffer.size(), [&](std::size_t done) { return ::read(descriptor, buffer.data() + done, buffer.size() - done); });
+}
+
+TransferResult read_fully_at(int descriptor, std::uint64_t place, std::span<std::byte> buffer) {
+  return repeat(buffer.size(), [&](std::size_t done) {
+    return ::pread(descriptor, buffer.data() + done, buffer.size() - done, static_cast<off_t>(place + done));
+  });
+}
+
 TransferResult write_fully(int descriptor, std::span<const std::byte> bytes) {
-  TransferResult result;
-  while (result.bytes < bytes.size()) {
-    const ssize_t count = ::write(descriptor, bytes.data() + result.bytes, bytes.size() - result.bytes);
-    if (count > 0) {
-      result.bytes += static_cast<std::size_t>(count);
-    } else if (count == 0) {
-      result.error = EIO;  // no progress and no reason: give up rather than spin
-      break;
-    } else if (errno != EINTR) {
-      result.error = errno;
-      break;
-    }
-  }
+  TransferResult result =
+      repeat(bytes.size(), [&](std::size_t done) { return ::write(descriptor, bytes.data() + done, bytes.size() - done); });
+  if (result.bytes < bytes.size() && result.error == 0) result.error = EIO;  // no progress and no reason
   return result;
 }
 

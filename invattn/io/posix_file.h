@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -36,6 +37,9 @@ struct TransferResult {
 
 /// Reads until `buffer` is full, the file ends or an error other than EINTR occurs.
 TransferResult read_fully(int descriptor, std::span<std::byte> buffer);
+
+/// The same from byte `place` of the file on.
+TransferResult read_fully_at(int descriptor, std::uint64_t place, std::span<std::byte> buffer);
 
 /// Writes all of `bytes` unless an error other than EINTR occurs.
 TransferResult write_fully(int descriptor, std::span<const std::byte> bytes);

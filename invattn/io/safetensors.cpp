@@ -1,13 +1,10 @@
 #include "invattn/io/safetensors.h"
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -17,8 +14,8 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
-#include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
+#include "invattn/io/regular_file.h"
 #include "invattn/io/safetensors_header.h"
 
 namespace invattn {
@@ -82,53 +79,21 @@ void write_header(AtomicFile& file, const SafetensorsHeader& header) {
 /// One open file, read from front to back.
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path.string()) {
-    // Not blocking: opening a pipe nobody writes to would wait for ever before it can be refused.
-    file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!file_) {
-      fail(ErrorKind::kData, kOrigin, "expected a safetensors file at ", path_, ", got '", errno_text(errno),
-           "'. Check the path and its permissions.");
-    }
-    const struct stat status = stat_now();
-    if (!S_ISREG(status.st_mode)) {
-      fail(ErrorKind::kData, kOrigin, "expected a regular file at ", path_, ", got ",
-           S_ISDIR(status.st_mode) ? "a folder" : "a device, pipe or socket", ". Give the name of a safetensors file.");
-    }
-    size_ = static_cast<std::uint64_t>(status.st_size);
+  explicit Reader(const std::filesystem::path& path) : file_(path, {.origin = kOrigin, .what = "a safetensors file"}) {}
+
+  const std::string& path() const { return file_.name(); }
+  std::uint64_t size() const { return file_.size(); }
+
+  void read(std::span<std::byte> buffer) {
+    file_.read_at(place_, buffer);
+    place_ += buffer.size();
   }
 
-  const std::string& path() const { return path_; }
-  std::uint64_t size() const { return size_; }
-
-  void read(std::span<std::byte> buffer, const std::string& what) const {
-    const TransferResult result = read_fully(file_.get(), buffer);
-    if (result.error != 0) {
-      fail(ErrorKind::kData, kOrigin, path_, ": expected to read ", what, ", got '", errno_text(result.error), "'. Check the disk.");
-    }
-    if (result.bytes != buffer.size()) changed();
-  }
-
-  void check_unchanged() const {
-    if (static_cast<std::uint64_t>(stat_now().st_size) != size_) changed();
-  }
+  void check_unchanged() const { file_.check_unchanged(); }
 
  private:
-  struct stat stat_now() const {
-    struct stat status {};
-    if (::fstat(file_.get(), &status) != 0) {
-      fail(ErrorKind::kData, kOrigin, path_, ": expected to learn its size, got '", errno_text(errno), "'. Check the disk.");
-    }
-    return status;
-  }
-
-  [[noreturn]] void changed() const {
-    fail(ErrorKind::kData, kOrigin, path_, ": expected ", size_, " bytes as when it was opened, got another size while reading. ",
-         "Somebody is writing to it: read it again when they have finished.");
-  }
-
-  std::string path_;
-  FileDescriptor file_;
-  std::uint64_t size_ = 0;
+  RegularFile file_;
+  std::uint64_t place_ = 0;
 };
 
 at::Tensor allocate(const Reader& reader, const std::string& name, const SafetensorsEntry& entry) {
@@ -224,13 +189,13 @@ void SafetensorsWriter::finish() {
 }
 
 SafetensorsFile read_safetensors(const std::filesystem::path& path) {
-  const Reader reader(path);
+  Reader reader(path);
   const auto damaged = [&](const auto&... parts) {
     fail(ErrorKind::kData, kOrigin, reader.path(), ": ", parts..., ". ", kDamagedSafetensors);
   };
   if (reader.size() < kLengthBytes) damaged("expected at least ", kLengthBytes, " bytes, got ", reader.size());
   std::uint64_t header_bytes = 0;
-  reader.read(std::as_writable_bytes(std::span(&header_bytes, 1)), "the header's length");
+  reader.read(std::as_writable_bytes(std::span(&header_bytes, 1)));
   if (header_bytes > kLongestSafetensorsHeader) {
     damaged("expected a header of at most ", kLongestSafetensorsHeader, " bytes, got a length of ", header_bytes);
   }
@@ -239,7 +204,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
             " bytes behind its length");
   }
   std::string header_json(header_bytes, '\0');
-  reader.read(std::as_writable_bytes(std::span(header_json.data(), header_json.size())), "the header");
+  reader.read(std::as_writable_bytes(std::span(header_json)));
   SafetensorsHeader header = parse_safetensors_header(header_json, reader.size() - kLengthBytes - header_bytes, reader.path());
 
   SafetensorsFile file;
@@ -247,7 +212,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
     const auto& [name, entry] = *named;
     at::Tensor tensor = allocate(reader, name, entry);
     const std::span<std::byte> bytes = bytes_of(tensor);
-    reader.read(bytes, "tensor " + in_quotes(name));
+    reader.read(bytes);
     if (entry.dtype == SafetensorsDtype::kBool) check_bools(reader, name, bytes);
     file.tensors.emplace(name, std::move(tensor));
   }

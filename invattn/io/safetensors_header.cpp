@@ -118,9 +118,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
-    constexpr std::size_t kLongestReason = 240;
-    damaged("expected a header of JSON in UTF-8, got a mistake at byte ", position, " of it: ", printable(error.what(), kLongestReason));
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
+    damaged("expected a header of JSON in UTF-8, got a mistake at byte ", position, " of it.");
   }
 
   /// After the last event: the ranges must be a partition of the data area.

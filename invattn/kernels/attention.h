@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 
-/// Attention on raw pointers. A_i = mass * sum_j R_ij F_j with R_ij = phi(s_ij) / normaliser; docs/math.md has the formulas.
+/// Attention on raw pointers. A_i = mass * sum_j R_ij F_j with R_ij = phi(s_ij) / normaliser; docs/reference/math.md has the formulas.
 /// The CPU and the CUDA kernels share these types.
 namespace invattn::kernels {
 

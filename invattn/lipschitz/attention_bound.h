@@ -24,7 +24,7 @@ struct AttentionFacts {
   MapNorms query, key, value;
 };
 
-/// Theorem 1 in the L2 norm: the constant of A over the domain is at most mu_R c_F + mu_F c_R. Derived in docs/math.md.
+/// Theorem 1 in the L2 norm: the constant of A over the domain is at most mu_R c_F + mu_F c_R. Derived in docs/reference/math.md.
 struct AttentionBound {
   at::Tensor mu_R;  ///< |R(x)|_2 at most, over the domain
   at::Tensor c_R;   ///< the change of R(x) F, per unit of |F_j| and of |dx|, at most

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 
 namespace invattn {
 namespace {
@@ -36,6 +37,13 @@ at::Tensor normalised(const at::Tensor& vectors, const at::Tensor& norms) {
 }
 
 }  // namespace
+
+void LocalConstantOptions::validate() const {
+  constexpr const char* kOrigin = "LocalConstantOptions";
+  require_range(kOrigin, "tolerance", tolerance, 0.0, 1.0);
+  require_range(kOrigin, "max_iterations", max_iterations, int64_t{1}, kMostIterations);
+  require(seed >= 0, kOrigin, "expected a seed of 0 or more, got ", seed, ".");
+}
 
 at::Tensor sample_norms(const at::Tensor& x) {
   std::vector<int64_t> shape(static_cast<std::size_t>(x.dim()), 1);

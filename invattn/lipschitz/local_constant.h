@@ -21,6 +21,8 @@ struct LocalConstantOptions {
     field("max_iterations", self.max_iterations, "iterations at most, each one jvp and one vjp");
     field("seed", self.seed, "seed of the first vector");
   }
+
+  void validate() const;
 };
 
 /// One constant per sample. The iteration approaches each from below.

@@ -8,8 +8,8 @@
 
 namespace invattn {
 
-/// How well grey maps find objects, in the measures of salient and camouflaged object detection (docs/metrics.md has the formulas): of one
-/// image, or the means over several. Higher is better but for `mae`.
+/// How well grey maps find objects, in the measures of salient and camouflaged object detection (docs/reference/metrics.md has the formulas):
+/// of one image, or the means over several. Higher is better but for `mae`.
 struct SegmentationScores {
   /// A value per threshold t = 0..255 of the grey level: what counts as found is prediction >= t.
   using Curve = std::array<double, 256>;

@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/recompute.h"
+#include "invattn/nn/weight_budget.h"
 
 namespace invattn {
 namespace {
@@ -25,14 +27,15 @@ std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
 
 ActNormImpl::ActNormImpl(ActNormOptions options) : options_(options) {
   require(options_.channels > 0, "ActNorm", "expected a positive number of channels, got ", options_.channels, ".");
+  require_range("ActNorm", "channels", options_.channels, int64_t{1}, kMostChannels);
   require(options_.follow >= 0 && options_.follow < 1, "ActNorm", "expected follow from 0 to below 1, got ", options_.follow, ".");
   const auto keep = [this](const char* name) {
-    const auto zeros = at::zeros({options_.channels});
+    const auto zeros = new_weights({options_.channels}).zero_();
     return options_.follow > 0 ? register_buffer(name, zeros) : register_parameter(name, zeros);
   };
   log_scale_ = keep("log_scale");
   shift_ = keep("shift");
-  started_ = register_buffer("started", at::zeros({}));
+  started_ = register_buffer("started", new_weights({}).zero_());
 }
 
 void ActNormImpl::check(const at::Tensor& x) const {

@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/spectral_norm.h"
+#include "invattn/nn/weight_budget.h"
 #include "invattn/ops/attention_inverse.h"
 #include "invattn/ops/composed_score.h"
 #include "invattn/solver/options.h"
@@ -44,16 +46,16 @@ ResponseMap AttentionOptions::map() const {
 }
 
 void AttentionOptions::validate() const {
-  require(channels > 0, kOrigin, "expected a positive number of channels, got ", channels,
+  require(channels > 0 && channels <= kMostChannels, kOrigin, "expected a positive number of channels, got ", channels,
           ". Set it to C of the input, for example AttentionOptions{.channels = 12}.");
   require(bottleneck > 0, kOrigin, "expected a positive bottleneck, got ", bottleneck, ".");
-  require(mass > 0 && std::isfinite(mass), kOrigin, "expected a positive mass, got ", mass, ".");
+  require(mass > 0 && mass <= kLargestReal, kOrigin, "expected a positive mass, got ", mass, ".");
   for (const auto& [name, value] : {std::pair{"value_constant", value_constant}, std::pair{"output_constant", output_constant},
                                     std::pair{"response_constant", response_constant}}) {
-    require(value >= 0 && std::isfinite(value), kOrigin, "expected ", name, " to be a positive constant, or 0 for none, got ", value, ".");
+    require(value >= 0 && value <= kLargestReal, kOrigin, "expected ", name, " to be a positive constant, or 0 for none, got ", value, ".");
   }
   require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
-  require(radius > 0 && std::isfinite(radius), kOrigin, "expected a positive, finite radius, got ", radius, ".");
+  require(radius > 0 && radius <= kLargestReal, kOrigin, "expected a positive, finite radius, got ", radius, ".");
   const auto response = map().response;
   require(!(normalization == Normalization::kCount && response == Response::kExponential), kOrigin,
           "expected the Gaussian kinds to be divided by a sum of their responses, got normalisation count, with which exp overflows. "
@@ -102,7 +104,7 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
       options.policy = Policy::kPaper;
       break;
     case AttentionPreset::kGuarded:
-      // Found by training each kind under the guard on three data sets (docs/choosing.md).
+      // Found by training each kind under the guard on three data sets (docs/guide/choosing.md).
       if (!uses_phi(kind)) options.normalization = Normalization::kBalanced;
       if (kind != AttentionKind::kConcatenation) options.start = Start::kIdentity;
       if (kind == AttentionKind::kGaussian) {
@@ -123,8 +125,8 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
 
 PointwiseMapImpl::PointwiseMapImpl(int64_t inputs, int64_t outputs, bool with_bias, double constant) : constant_(constant) {
   const double width = 1 / std::sqrt(static_cast<double>(inputs));  // as torch's convolutions begin
-  weight = register_parameter("weight", at::empty({outputs, inputs}).uniform_(-width, width));
-  if (with_bias) bias = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));
+  weight = register_parameter("weight", new_weights({outputs, inputs}).uniform_(-width, width));
+  if (with_bias) bias = register_parameter("bias", new_weights({outputs}).uniform_(-width, width));
 }
 
 void PointwiseMapImpl::project() {
@@ -182,7 +184,7 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
   if (options_.output == OutputMap::kLinear) {
     output_ = register_module("output", PointwiseMap(channels, channels, options_.bias, options_.output_constant));
   } else if (options_.output == OutputMap::kGate) {
-    gate_ = register_parameter("gate", at::zeros({1}));
+    gate_ = register_parameter("gate", new_weights({1}).zero_());
   }
   if (options_.start == Start::kIdentity) start_as_identity();
 }

@@ -90,7 +90,7 @@ struct AttentionOptions {
   double output_constant = 0.9;                           ///< c of W_L; 0: unconstrained
   double response_constant = 0.0;                         ///< c of W_1, W_2 and W_3 (appendix, technique 5); 0: unconstrained
   double score_scale = 1.0;                               ///< Gaussian: exp(scale (x_i + shift) . (x_j + shift)); 1 and 0 in the paper
-  double score_shift = 0.0;                               ///< the same in every channel; docs/math.md says what it is for
+  double score_shift = 0.0;                               ///< the same in every channel; docs/reference/math.md says what it is for
   OutputMap output = OutputMap::kLinear;                  ///< what stands after the weighted sum
   Start start = Start::kUniform;                          ///< the weights before training
   bool bias = true;                                       ///< biases of the 1x1 maps
@@ -133,7 +133,7 @@ enum class AttentionPreset {
   kPlain,          ///< the paper's table 1, upper half: ordinary attention, not invertible
   kPaper,          ///< the paper's text: columns, phi >= 0, F and W_L at 0.9
   kPublishedCode,  ///< the paper's code: rows, mass 1/1.5, phi = ELU, query and key at 0.9; Gaussian with a gate
-  kGuarded,        ///< guarded, with the normalisation and the start that train best for the kind (docs/choosing.md)
+  kGuarded,        ///< guarded, with the normalisation and the start that train best for the kind (docs/guide/choosing.md)
   kStrict,         ///< balanced normalisation, query and key constrained, and a proved bound
 };
 

@@ -13,7 +13,9 @@
 #include <utility>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/nn/weight_budget.h"
 #include "invattn/ops/branch_convolutions.h"
 #include "invattn/ops/lip_swish.h"
 
@@ -59,9 +61,14 @@ void ConvolutionOptions::validate() const {
           ". The spectral norm of a convolution belongs to one image size.");
   require(kernel > 0 && kernel % 2 == 1, kOrigin, "expected an odd kernel, got ", kernel, ".");
   require(layers > 0, kOrigin, "expected at least one layer, got ", layers, ".");
+  require_range(kOrigin, "channels", std::max(channels, hidden), int64_t{1}, kMostChannels);
+  require_range(kOrigin, "height and width", std::max(height, width), int64_t{1}, kLargestSide);
+  require_range(kOrigin, "kernel", kernel, int64_t{1}, int64_t{1023});
+  require_range(kOrigin, "layers", layers, int64_t{1}, kMostLayers);
   require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
   require(tolerance > 0 && tolerance < 0.1, kOrigin, "expected a tolerance between 0 and 0.1, got ", tolerance, ".");
   require(iterations >= 0, kOrigin, "expected 0 or more iterations, got ", iterations, ".");
+  require_range(kOrigin, "iterations", iterations, int64_t{0}, kMostIterations);
 }
 
 std::vector<std::vector<int64_t>> ConvolutionOptions::weight_shapes() const {
@@ -85,15 +92,15 @@ ConvolutionImpl::ConvolutionImpl(const ConvolutionOptions& options) : options_(o
     const double bound = 1 / std::sqrt(static_cast<double>(inputs * kernel * kernel));
     const auto name = std::to_string(i);
     // A 1x1 convolution has the norm of its matrix whatever the image: one position is enough.
-    Layer layer{{},
-                {},
-                {},
-                ConvolutionNorm(inputs, kernel == 1 ? 1 : options_.height, kernel == 1 ? 1 : options_.width,
-                                {.tolerance = options_.tolerance, .steps = options_.iterations})};
-    layer.weight = register_parameter("weight" + name, at::empty(shapes[i]).uniform_(-bound, bound));
-    layer.bias = register_parameter("bias" + name, at::empty({shapes[i][0]}).uniform_(-bound, bound));
+    const auto height = kernel == 1 ? 1 : options_.height;
+    const auto width = kernel == 1 ? 1 : options_.width;
+    claim_weights({1, inputs, height, width});
+    Layer layer{{}, {}, {}, ConvolutionNorm(inputs, height, width, {.tolerance = options_.tolerance, .steps = options_.iterations})};
+    layer.weight = register_parameter("weight" + name, new_weights(shapes[i]).uniform_(-bound, bound));
+    layer.bias = register_parameter("bias" + name, new_weights({shapes[i][0]}).uniform_(-bound, bound));
     if (!last && options_.activation != Activation::kElu) {
-      layer.beta = register_parameter("beta" + name, at::full({1}, 0.5));  // so that beta starts at softplus(0.5), as Residual Flows' does
+      layer.beta =
+          register_parameter("beta" + name, new_weights({1}).fill_(0.5));  // so that beta starts at softplus(0.5), as Residual Flows' does
     }
     register_buffer("vector" + name, layer.norm.vector());
     layers_.push_back(std::move(layer));

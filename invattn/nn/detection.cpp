@@ -9,8 +9,11 @@
 #include <ostream>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/io/printable.h"
 #include "invattn/nn/archive.h"
+#include "invattn/nn/weight_budget.h"
 
 namespace invattn {
 namespace {
@@ -27,8 +30,8 @@ class WithBias : public torch::nn::Module {
  public:
   WithBias(int64_t inputs, int64_t outputs, int64_t size) : padding_(size / 2) {
     const double width = 1 / std::sqrt(static_cast<double>(inputs * size * size));
-    weight_ = register_parameter("weight", at::empty({outputs, inputs, size, size}).uniform_(-width, width));
-    bias_ = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));
+    weight_ = register_parameter("weight", new_weights({outputs, inputs, size, size}).uniform_(-width, width));
+    bias_ = register_parameter("bias", new_weights({outputs}).uniform_(-width, width));
   }
 
   at::Tensor operator()(const at::Tensor& x) const { return at::conv2d(x, weight_, bias_, 1, padding_); }
@@ -45,10 +48,10 @@ class DetectorImpl::Dilated : public torch::nn::Module {
  public:
   Dilated(int64_t inputs, int64_t outputs, std::vector<int64_t> dilations) : dilations_(std::move(dilations)) {
     for (std::size_t i = 0; i < dilations_.size(); ++i) {
-      weights_.push_back(register_parameter("weight" + std::to_string(i), at::empty({outputs, inputs, 3, 3}).normal_(0, 0.01)));
+      weights_.push_back(register_parameter("weight" + std::to_string(i), new_weights({outputs, inputs, 3, 3}).normal_(0, 0.01)));
     }
     const double width = 1 / std::sqrt(static_cast<double>(9 * inputs));
-    bias_ = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));  // one stands for the sum of several
+    bias_ = register_parameter("bias", new_weights({outputs}).uniform_(-width, width));  // one stands for the sum of several
   }
 
   at::Tensor operator()(const at::Tensor& x) const {
@@ -115,11 +118,15 @@ void DetectorOptions::validate() const {
           "expected the preset guarded, strict, paper or published-code of invertible attention, ",
           "got plain. For plain attention name the variant without `invertible-`.");
   require(size > 0 && size % kCoarsest == 0, kOrigin, "expected a size that is a positive multiple of ", kCoarsest, ", got ", size, ".");
+  require_range(kOrigin, "size", size, kCoarsest, kLargestSide);
   require(channels > 0, kOrigin, "expected positive channels, got ", channels, ".");
+  require_range(kOrigin, "channels", channels, int64_t{1}, kMostChannels);
   require(reduction > 0, kOrigin, "expected a positive reduction, got ", reduction, ".");
+  require_range(kOrigin, "reduction", reduction, int64_t{1}, kMostChannels);
   for (const auto* list : {&dilations, &last_dilations}) {
-    require(!list->empty() && std::all_of(list->begin(), list->end(), [](int64_t value) { return value > 0; }), kOrigin,
-            "expected one or more positive dilations, got ", print_field(*list), ".");
+    require(!list->empty() && list->size() <= 100 &&
+                std::all_of(list->begin(), list->end(), [](int64_t value) { return value > 0 && value <= kLargestSide; }),
+            kOrigin, "expected one or more positive dilations, at most 100, got ", print_field(*list), ".");
   }
 }
 
@@ -202,10 +209,11 @@ void save_detector(const std::filesystem::path& path, DetectorImpl& detector) { 
 
 Detector load_detector(const std::filesystem::path& path) {
   Detector detector{nullptr};
-  load_model(path, [&detector](const std::string& description) -> std::shared_ptr<torch::nn::Module> {
+  load_model(path, [&](const std::string& description) -> std::shared_ptr<torch::nn::Module> {
     const auto json = parse_json(description, "load_detector");
     if (!json.is_object() || !json.contains("type") || json["type"] != "detector" || !json.contains("options")) {
-      fail(ErrorKind::kData, "load_detector", "expected a detector, got a model of another type. `invattn info` says what it is.");
+      fail(ErrorKind::kData, "load_detector", printable_path(path),
+           ": expected a detector, got a model of another type. `invattn info` says what it is.");
     }
     DetectorOptions options;
     fields_from_json(options, json["options"], "load_detector");

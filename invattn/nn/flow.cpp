@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/residual.h"
+#include "invattn/nn/weight_budget.h"
 #include "invattn/ops/full_precision.h"
 
 namespace invattn {
@@ -59,16 +61,30 @@ at::Tensor flattened(const at::Tensor& y) { return y.reshape({y.size(0), y.size(
 void FlowOptions::validate() const {
   require(channels > 0 && height > 0 && width > 0, kOrigin, "expected positive channels, height and width, got ", channels, ", ", height,
           " and ", width, ".");
+  // Whether a scale has convolutions or not: each of their options is checked where it is read.
+  ConvolutionOptions{.channels = channels,
+                     .height = height,
+                     .width = width,
+                     .hidden = hidden,
+                     .kernel = kernel,
+                     .layers = layers,
+                     .activation = activation,
+                     .constant = constant,
+                     .tolerance = tolerance,
+                     .iterations = iterations}
+      .validate();
   require(alpha > 0 && alpha < 0.5, kOrigin, "expected alpha between 0 and 0.5, got ", alpha, ".");
   require(!blocks.empty(), kOrigin, "expected the number of blocks of at least one scale, got none.");
   for (const auto* counts : {&blocks, &attention_blocks}) {
-    for (const auto count : *counts) require(count >= 0, kOrigin, "expected numbers of blocks of 0 or more, got ", count, ".");
+    for (const auto count : *counts) {
+      require(count >= 0 && count <= kMostLayers, kOrigin, "expected numbers of blocks from 0 to ", kMostLayers, ", got ", count, ".");
+    }
   }
   require(attention_blocks.size() <= blocks.size(), kOrigin, "expected attention_blocks for at most ", blocks.size(), " scales, got ",
           attention_blocks.size(), ".");
   require(attention_preset != AttentionPreset::kPlain, kOrigin,
           "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
-  require(std::isfinite(attention_radius) && attention_radius > 0, kOrigin, "expected a positive attention_radius, got ", attention_radius,
+  require(attention_radius > 0 && attention_radius <= kLargestReal, kOrigin, "expected a positive attention_radius, got ", attention_radius,
           ".");
   require(attention_follow >= 0 && attention_follow < 1, kOrigin, "expected attention_follow from 0 to below 1, got ", attention_follow,
           ".");
@@ -76,12 +92,44 @@ void FlowOptions::validate() const {
           attention_follow, " and no scale that could follow. Turn actnorm on or set attention_follow to 0.");
   require(dense_blocks >= 0 && dense_hidden > 0, kOrigin, "expected dense_blocks of 0 or more and a positive dense_hidden, got ",
           dense_blocks, " and ", dense_hidden, ".");
+  require_range(kOrigin, "dense_blocks", dense_blocks, int64_t{0}, kMostLayers);
+  require_range(kOrigin, "dense_hidden", dense_hidden, int64_t{1}, kMostChannels);
   const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
   require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
           "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
           ". Crop or pad the images, or use fewer scales.");
   require(!split || blocks.size() == 1 || squeeze || channels % 2 == 0, kOrigin, "expected an even number of channels to split, got ",
           channels, ". Turn squeeze on or split off.");
+}
+
+FlowOptions::Size FlowOptions::size() const {
+  Size size;
+  const auto add = [&](int64_t count, double inputs, double positions, double inside, int64_t side) {
+    if (count == 0) return;
+    const double ends = 2 * inputs * inside * static_cast<double>(side * side);
+    const double blocks = static_cast<double>(count);
+    const double between = static_cast<double>(std::max<int64_t>(layers - 2, 0));
+    size.weights += blocks * (layers == 1 ? inputs * inputs * static_cast<double>(side * side) : ends + between * inside * inside);
+    size.widest = std::max(size.widest, positions * (layers == 1 ? inputs : std::max(inputs, inside)));
+    size.kept += blocks * positions * (inputs + static_cast<double>(layers - 1) * inside);
+  };
+  double in = static_cast<double>(channels);
+  double positions = static_cast<double>(height) * static_cast<double>(width);
+  double latents = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (i > 0 || squeeze) {
+      in *= 4;
+      positions /= 4;
+    }
+    add(blocks[i], in, positions, static_cast<double>(hidden), kernel);
+    if (split && i + 1 < blocks.size()) {
+      in /= 2;
+      latents += in * positions;
+    }
+  }
+  latents += in * positions;
+  add(dense_blocks, latents, 1, static_cast<double>(dense_hidden), 1);
+  return size;
 }
 
 FlowOptions flow_preset(FlowPreset preset) {
@@ -148,8 +196,8 @@ FlowImpl::FlowImpl(const FlowOptions& options) : options_(options) {
       dense_convolutions_.push_back(add_convolution(*dense_, {dimensions(), 1, 1}, options_.dense_hidden, /*kernel=*/1));
     }
   }
-  mean_ = at::zeros({dimensions()});
-  log_deviation_ = at::zeros({dimensions()});
+  mean_ = new_weights({dimensions()}).zero_();
+  log_deviation_ = new_weights({dimensions()}).zero_();
   if (options_.prior == FlowPrior::kLearned) {
     register_parameter("prior_mean", mean_);
     register_parameter("prior_log_deviation", log_deviation_);

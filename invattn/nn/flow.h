@@ -123,6 +123,15 @@ struct FlowOptions {
 
   /// Throws a usage error that names the first field out of range, or what does not go together.
   void validate() const;
+
+  /// How large the network is without building it, at least: what is small beside its convolutions is left out. As real numbers, which do
+  /// not overflow.
+  struct Size {
+    double weights = 0;
+    double widest = 0;  ///< numbers of one image within a branch, where they are most
+    double kept = 0;    ///< numbers of one image that a training step keeps for its gradient, without `recompute`
+  };
+  Size size() const;
 };
 
 /// Sets of options with a name.

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/nn/evaluating.h"
 #include "invattn/ops/full_precision.h"
 
@@ -15,11 +16,12 @@ namespace invattn {
 
 void GuardOptions::validate() const {
   require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
-  require(weight >= 0 && std::isfinite(weight), "GuardOptions", "expected a weight of 0 or more, got ", weight, ".");
+  require_range("GuardOptions", "weight", weight, 0.0, kLargestReal);
   require(fraction > 0 && fraction <= 1, "GuardOptions", "expected a fraction in (0, 1], got ", fraction, ".");
-  require(every > 0, "GuardOptions", "expected every to be 1 or more, got ", every, ".");
-  require(iterations > 0, "GuardOptions", "expected at least one iteration, got ", iterations, ".");
-  require(margin >= 1 && std::isfinite(margin), "GuardOptions", "expected a margin of 1 or more, got ", margin, ".");
+  require_range("GuardOptions", "every", every, int64_t{1}, kMostSteps);
+  require_range("GuardOptions", "iterations", iterations, int64_t{1}, kMostIterations);
+  require_range("GuardOptions", "margin", margin, 1.0, kLargestReal);
+  measure.validate();
 }
 
 Guard::Guard(torch::nn::Module& network, const GuardOptions& options) : options_(options), network_(&network) {
@@ -153,8 +155,9 @@ std::map<std::string, at::Tensor> Guard::state() const {
 
 void Guard::restore(const std::map<std::string, at::Tensor>& state) {
   const auto step = state.find("step");
-  require(step != state.end() && step->second.numel() == 1 && step->second.scalar_type() == at::kLong, "Guard",
-          "expected the state of a guard with its 'step', got none.");
+  require(step != state.end() && step->second.numel() == 1 && step->second.scalar_type() == at::kLong &&
+              step->second.item<int64_t>() >= 0 && step->second.item<int64_t>() <= (int64_t{1} << 53U),
+          "Guard", "expected the state of a guard with its 'step', 0 or more, got none.");
   turn_ = step->second.reshape({}).clone();
   for (std::size_t i = 0; i < guarded_.size(); ++i) {
     const auto vectors = state.find("vectors." + std::to_string(i));

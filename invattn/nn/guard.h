@@ -18,8 +18,8 @@ namespace invattn {
 struct GuardOptions {
   double target = 0.85;            ///< local constants above this are penalised while training
   double weight = 10.0;            ///< of the penalty in the loss
-  double fraction = 0.08;          ///< of the samples, in turn, that are looked at; less than one a batch: one every so many steps
-  int64_t every = 1;               ///< steps from one look to the next, each at so many times as many samples: fewer, larger launches
+  double fraction = 0.08;          ///< of the samples, in turn, that are evaluated; less than one a batch: one every so many steps
+  int64_t every = 1;               ///< steps from one evaluation to the next, each on so many times as many samples: fewer, larger launches
   int64_t iterations = 1;          ///< power iterations per step and block, from the vectors of the step before
   double margin = 1.02;            ///< the final scale leaves room by this factor for what was not measured
   LocalConstantOptions measure{};  ///< how constants are measured at the end
@@ -28,8 +28,8 @@ struct GuardOptions {
   static void visit(Self& self, Visitor&& field) {
     field("target", self.target, "local constants above this are penalised while training");
     field("weight", self.weight, "of the penalty in the loss");
-    field("fraction", self.fraction, "of the samples, in turn, that are looked at; less than one a batch: one every so many steps");
-    field("every", self.every, "steps from one look to the next, each at so many times as many samples");
+    field("fraction", self.fraction, "of the samples, in turn, that are evaluated; less than one a batch: one every so many steps");
+    field("every", self.every, "steps from one evaluation to the next, each on so many times as many samples");
     field("iterations", self.iterations, "power iterations per step and block");
     field("margin", self.margin, "the final scale leaves room by this factor");
     field("measure", self.measure, "how constants are measured at the end");

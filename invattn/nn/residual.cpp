@@ -63,10 +63,10 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
     if (!frozen.linearize) frozen = branch_->freeze(some);
     return frozen.linearize(some);
   };
-  const LogDetProblem problem{point, value, linearize, vjp, power_sums};
   const bool measured = branch_->policy() == Policy::kGuarded || branch_->policy() == Policy::kPaper;
-  auto determinant = log_det(problem, measured ? with_guarded_terms(options) : options);
   const bool graph = at::GradMode::is_enabled() && value.requires_grad();
+  const LogDetProblem problem{point, value, linearize, vjp, power_sums, /*bounded=*/measured && graph};
+  auto determinant = log_det(problem, measured ? with_guarded_terms(options) : options);
   const auto* roulette = std::get_if<RouletteLogDet>(&options);
   if (measured && !graph && roulette != nullptr) replace_diverging(determinant, problem, *roulette);
   return {point + value, std::move(determinant)};

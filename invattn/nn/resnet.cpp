@@ -4,17 +4,21 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <ostream>
-#include <regex>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/nn/weight_budget.h"
 
 namespace invattn {
 namespace {
@@ -26,7 +30,7 @@ constexpr double kMomentum = 0.1;
 /// As He et al. begin: the variance of a signal that goes backwards through a rectifier stays as it is.
 at::Tensor new_kernel(int64_t inputs, int64_t outputs, int64_t size) {
   const double deviation = std::sqrt(2 / static_cast<double>(outputs * size * size));
-  return at::empty({outputs, inputs, size, size}).normal_(0, deviation);
+  return new_weights({outputs, inputs, size, size}).normal_(0, deviation);
 }
 
 }  // namespace
@@ -35,10 +39,10 @@ at::Tensor new_kernel(int64_t inputs, int64_t outputs, int64_t size) {
 class ResNetImpl::BatchNorm : public torch::nn::Module {
  public:
   BatchNorm(int64_t channels, double eps) : eps_(eps) {
-    weight_ = register_parameter("weight", at::ones({channels}));
-    bias_ = register_parameter("bias", at::zeros({channels}));
-    mean_ = register_buffer("running_mean", at::zeros({channels}));
-    variance_ = register_buffer("running_var", at::ones({channels}));
+    weight_ = register_parameter("weight", new_weights({channels}).fill_(1));
+    bias_ = register_parameter("bias", new_weights({channels}).zero_());
+    mean_ = register_buffer("running_mean", new_weights({channels}).zero_());
+    variance_ = register_buffer("running_var", new_weights({channels}).fill_(1));
   }
 
   at::Tensor operator()(const at::Tensor& x) {
@@ -69,8 +73,8 @@ class ResNetImpl::Linear : public torch::nn::Module {
  public:
   Linear(int64_t inputs, int64_t outputs) {
     const double width = 1 / std::sqrt(static_cast<double>(inputs));
-    weight = register_parameter("weight", at::empty({outputs, inputs}).uniform_(-width, width));
-    bias = register_parameter("bias", at::empty({outputs}).uniform_(-width, width));
+    weight = register_parameter("weight", new_weights({outputs, inputs}).uniform_(-width, width));
+    bias = register_parameter("bias", new_weights({outputs}).uniform_(-width, width));
   }
 
   at::Tensor weight, bias;
@@ -106,14 +110,16 @@ class ResNetImpl::Bottleneck : public torch::nn::Module {
 
 void ResNetOptions::validate() const {
   require(width > 0, kOrigin, "expected a positive width, got ", width, ".");
-  require(blocks.size() == 4 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count > 0; }), kOrigin,
-          "expected four positive numbers of blocks, got ", print_field(blocks), ".");
-  require(batch_norm_eps > 0 && std::isfinite(batch_norm_eps), kOrigin, "expected a positive batch_norm_eps, got ", batch_norm_eps, ".");
-  require(mean.size() == 3 && std::all_of(mean.begin(), mean.end(), [](double value) { return std::isfinite(value); }), kOrigin,
+  require_range(kOrigin, "width", width, int64_t{1}, kMostChannels / 32);
+  require(blocks.size() == 4 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count > 0 && count <= kMostLayers; }),
+          kOrigin, "expected four positive numbers of blocks, each at most ", kMostLayers, ", got ", print_field(blocks), ".");
+  require(batch_norm_eps > 0 && batch_norm_eps <= 1, kOrigin, "expected a positive batch_norm_eps of at most 1, got ", batch_norm_eps, ".");
+  require(mean.size() == 3 && std::all_of(mean.begin(), mean.end(), [](double value) { return std::abs(value) <= kLargestReal; }), kOrigin,
           "expected the means of three colours, got ", print_field(mean), ".");
-  require(deviation.size() == 3 && std::all_of(deviation.begin(), deviation.end(), [](double value) { return value > 0; }), kOrigin,
-          "expected the positive deviations of three colours, got ", print_field(deviation), ".");
-  require(classes >= 0, kOrigin, "expected classes of 0 or more, got ", classes, ".");
+  require(deviation.size() == 3 &&
+              std::all_of(deviation.begin(), deviation.end(), [](double value) { return value > 0 && value <= kLargestReal; }),
+          kOrigin, "expected the positive deviations of three colours, got ", print_field(deviation), ".");
+  require_range(kOrigin, "classes", classes, int64_t{0}, kMostChannels);
 }
 
 ResNetImpl::ResNetImpl(const ResNetOptions& options) : options_(options) {
@@ -160,11 +166,24 @@ void ResNetImpl::pretty_print(std::ostream& stream) const { stream << "ResNet(" 
 
 namespace {
 
-/// The numbers of a text, as they come.
+/// The numbers of a text, as they come; none where one of them is more than a double can hold.
 std::vector<double> numbers_in(const std::string& text) {
-  static const std::regex number(R"([-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)");
   std::vector<double> result;
-  for (std::sregex_iterator match(text.begin(), text.end(), number), end; match != end; ++match) result.push_back(std::stod(match->str()));
+  const auto is_digit = [](char letter) { return letter >= '0' && letter <= '9'; };
+  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+    const char* start = *at == '+' ? at + 1 : at;
+    const char* digits = start < end && *start == '-' ? start + 1 : start;  // not "inf", nor "nan", as in "information"
+    const bool is_number = digits < end && (is_digit(*digits) || (*digits == '.' && digits + 1 < end && is_digit(digits[1])));
+    if (!is_number) {
+      ++at;
+      continue;
+    }
+    double value = 0;
+    const auto [next, problem] = std::from_chars(start, end, value);
+    if (problem != std::errc()) return {};
+    result.push_back(value);
+    at = next;
+  }
   return result;
 }
 
@@ -218,6 +237,11 @@ ResNetOptions options_of(const SafetensorsFile& file, const std::string& name, b
     if (bgr) std::reverse(options.mean.begin(), options.mean.end());
     options.deviation = {1, 1, 1};
   }
+  try {
+    options.validate();
+  } catch (const Error& problem) {
+    fail(ErrorKind::kData, "load_resnet", name, ": ", problem.what(), " Convert the weights again, or take another file.");
+  }
   return options;
 }
 
@@ -225,9 +249,11 @@ ResNetOptions options_of(const SafetensorsFile& file, const std::string& name, b
 
 ResNet load_resnet(const std::filesystem::path& path) {
   const SafetensorsFile file = read_safetensors(path);
-  const std::string name = path.string();
+  const std::string name = printable_path(path);
   bool bgr = false;
-  ResNet network(options_of(file, name, bgr));
+  const ResNetOptions options = options_of(file, name, bgr);
+  const WeightBudget budget(name, file.tensors);
+  ResNet network(options);
   std::map<std::string, at::Tensor> targets;
   for (const auto& item : network->named_parameters()) targets[item.key()] = item.value();
   for (const auto& item : network->named_buffers()) {

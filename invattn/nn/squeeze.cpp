@@ -7,12 +7,14 @@
 #include <tuple>
 
 #include "invattn/core/error.h"
+#include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
 
 namespace invattn {
 
 SqueezeImpl::SqueezeImpl(SqueezeOptions options) : options_(options) {
   require(options_.factor > 0, "Squeeze", "expected a positive factor, got ", options_.factor, ".");
+  require_range("Squeeze", "factor", options_.factor, int64_t{1}, kLargestSide);
 }
 
 at::Tensor SqueezeImpl::forward(const at::Tensor& x) {

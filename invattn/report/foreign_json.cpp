@@ -1,25 +1,19 @@
 #include "invattn/report/foreign_json.h"
 
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
+#include "invattn/io/regular_file.h"
 
 namespace invattn::reporting {
 
 using nlohmann::json;
 
 std::string read_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.good() && !file.eof()) {
-    fail(ErrorKind::kData, kOrigin, "expected to read ", path.string(),
-         ", got an error. Name the folder of a run (it holds results.json).");
-  }
-  return text;
+  return read_regular_file(
+      path, {.origin = kOrigin, .what = "a file of a run", .next_step = "Name the folder of a run (it holds results.json)."});
 }
 
 Object::Object(const json& value, std::string where) : value_(value), where_(std::move(where)) {

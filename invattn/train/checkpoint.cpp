@@ -34,10 +34,14 @@
 namespace invattn {
 namespace {
 
-constexpr const char* kFormat = "invattn-checkpoint-1";
-constexpr const char* kIndexFormat = "invattn-checkpoint-index-1";
+constexpr const char* kFormat = "invattn-checkpoint-2";
+constexpr const char* kIndexFormat = "invattn-checkpoint-index-2";
+constexpr const char* kFormatWithoutDigest = "invattn-checkpoint-1";  // of older versions, still read
+constexpr const char* kIndexFormatWithoutDigest = "invattn-checkpoint-index-1";
 constexpr const char* kShardFormat = "invattn-checkpoint-shard-1";
+constexpr const char* kDigest = "digest";
 constexpr const char* kWeightsOnly = "weights_only";  // the note that says so
+constexpr const char* kDiverged = "diverged";         // as well: numbers that are not finite are no damage
 constexpr const char* kNetwork = "network.";
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kGuard = "guard.";
@@ -59,6 +63,17 @@ const at::Tensor& tensor_like(const Checkpoint& checkpoint, const std::string& n
          ". The checkpoint belongs to another configuration: use that one, or start the run afresh in another folder.");
   }
   return found->second;
+}
+
+/// No training saves others, but for one that says that it has diverged.
+void check_finite(const Checkpoint& checkpoint, const std::string& origin) {
+  if (checkpoint.notes.contains(kDiverged)) return;
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    if (tensor.is_floating_point() && !tensor.isfinite().all().item<bool>()) {
+      fail(ErrorKind::kData, origin, "expected finite numbers, got NaN or infinity in ", in_quotes(name),
+           ". The file is damaged: take another checkpoint, or start the run afresh in another folder.");
+    }
+  }
 }
 
 void check_can_go_on(const Checkpoint& checkpoint, const std::string& origin) {
@@ -109,6 +124,7 @@ struct Index {
   std::vector<Note> notes;
   std::vector<Shard> shards;
   std::vector<SplitTensor> split;
+  std::string digest;  // of all the others; those of older versions have none
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
@@ -116,6 +132,7 @@ struct Index {
     field("notes", self.notes, "");
     field("shards", self.shards, "");
     field("split", self.split, "");
+    field("digest", self.digest, "");
   }
 };
 
@@ -131,6 +148,29 @@ std::string hexadecimal(std::uint64_t number) {
   std::array<char, 17> digits{};
   std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
   return digits.data();
+}
+
+/// FNV-1a over names, types, shapes and bytes of the tensors, and the notes.
+std::string digest_of(const Checkpoint& checkpoint) {
+  std::uint64_t hash = kFnvStart;
+  const auto add = [&hash](const std::string& text) { hash = fnv1a(text, fnv1a(std::to_string(text.size()) + ":", hash)); };
+  for (const auto& [name, text] : checkpoint.notes) {
+    add(name);
+    add(text);
+  }
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    if (!tensor.defined()) continue;  // refused by whoever writes it
+    const at::Tensor plain = tensor.to(at::kCPU).contiguous();
+    add(name);
+    add(c10::str(plain.scalar_type(), plain.sizes()));
+    hash = fnv1a(std::span(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()), hash);
+  }
+  return hexadecimal(hash);
+}
+
+std::string digest_of(Index index) {
+  index.digest.clear();
+  return hexadecimal(fnv1a(fields_to_json(index).dump(), kFnvStart));
 }
 
 /// The generation of a shard of the checkpoint `target`; none for any other file.
@@ -258,11 +298,14 @@ at::Tensor join(const std::filesystem::path& path, const SplitTensor& split, con
 
 Checkpoint load_shards(const std::filesystem::path& path, const std::string& text) {
   const std::string origin = path.string();
-  const auto json = parse_json(text, origin);
-  if (!json.is_object() || json.value("format", nlohmann::json()) != kIndexFormat) {
+  auto json = parse_json(text, origin);
+  const auto format = json.is_object() ? json.value("format", nlohmann::json()) : nlohmann::json();
+  const bool older = format == kIndexFormatWithoutDigest;
+  if (!older && format != kIndexFormat) {
     fail(ErrorKind::kData, origin, "expected a checkpoint (format ", kIndexFormat,
          "), got JSON of another kind. Start the run afresh in another folder.");
   }
+  if (older) json[kDigest] = "";
   Index index;
   fields_from_json(index, json, origin);
   const auto damaged = [&origin](const std::string& got) {
@@ -270,6 +313,7 @@ Checkpoint load_shards(const std::filesystem::path& path, const std::string& tex
          ". The index is damaged: take another checkpoint.");
   };
   if (fields_to_json(index) != json) damaged("one without some of its fields");
+  if (!older && index.digest != digest_of(index)) damaged("content of another digest than the one in it");
 
   Checkpoint result;
   for (const auto& [name, note] : index.notes) {
@@ -294,12 +338,20 @@ Checkpoint load_shards(const std::filesystem::path& path, const std::string& tex
 
 Checkpoint load_one_file(const std::filesystem::path& path) {
   auto [tensors, metadata] = read_safetensors(path);
-  if (metadata["format"] != kFormat) {
+  const bool older = metadata["format"] == kFormatWithoutDigest;
+  if (!older && metadata["format"] != kFormat) {
     fail(ErrorKind::kData, path.string(), "expected a checkpoint (format ", kFormat, "), got ", in_quotes(metadata["format"]),
          ". Start the run afresh in another folder.");
   }
   metadata.erase("format");
-  return {.tensors = std::move(tensors), .notes = std::move(metadata)};
+  const std::string digest = std::exchange(metadata[kDigest], "");
+  metadata.erase(kDigest);
+  Checkpoint checkpoint{.tensors = std::move(tensors), .notes = std::move(metadata)};
+  if (!older && digest != digest_of(checkpoint)) {
+    fail(ErrorKind::kData, path.string(), "expected content of digest ", in_quotes(digest), ", got other content, of digest ",
+         digest_of(checkpoint), ". The file is damaged: take another copy of it, or start the run afresh in another folder.");
+  }
+  return checkpoint;
 }
 
 /// The tensors of each file, of at most `most` bytes, in the order of their names. What is larger is cut up, noted in `split`.
@@ -351,6 +403,7 @@ void save_shards(const std::filesystem::path& target, const Checkpoint& checkpoi
       index.shards.push_back({name, measured.size, measured.digest});
     }
     try {
+      index.digest = digest_of(index);
       text = fields_to_json(index).dump(1) + "\n";
     } catch (const nlohmann::json::type_error&) {
       fail(ErrorKind::kUsage, target.string(), "expected names and notes in UTF-8, got others. Choose other texts.");
@@ -388,6 +441,7 @@ void add_network(Checkpoint& checkpoint, const torch::nn::Module& network) {
 }
 
 void restore_network(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin) {
+  check_finite(checkpoint, origin);
   const at::NoGradGuard no_grad;
   Checkpoint mine;
   add_network(mine, network);  // the same memory
@@ -440,7 +494,13 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
     const at::Tensor& value = parameter.value();
     if (!checkpoint.tensors.contains("adam.step." + parameter.key())) continue;
     auto state = std::make_unique<torch::optim::AdamParamState>();
-    state->step(tensor_like(checkpoint, "adam.step." + parameter.key(), at::scalar_tensor(int64_t{0}, at::kLong), origin).item<int64_t>());
+    const auto steps =
+        tensor_like(checkpoint, "adam.step." + parameter.key(), at::scalar_tensor(int64_t{0}, at::kLong), origin).item<int64_t>();
+    if (steps < 0) {
+      fail(ErrorKind::kData, origin, "expected a number of steps for '", parameter.key(), "', got ", steps,
+           ". The file is damaged: take another checkpoint, or start the run afresh in another folder.");
+    }
+    state->step(steps);
     state->exp_avg(tensor_like(checkpoint, "adam.mean." + parameter.key(), value, origin).to(value.device(), /*non_blocking=*/false, true));
     state->exp_avg_sq(
         tensor_like(checkpoint, "adam.square." + parameter.key(), value, origin).to(value.device(), /*non_blocking=*/false, true));
@@ -452,7 +512,15 @@ void add_guard(Checkpoint& checkpoint, const Guard& guard) {
   for (const auto& [name, tensor] : guard.state()) checkpoint.tensors.emplace(kGuard + name, tensor);
 }
 
-void restore_guard(const Checkpoint& checkpoint, Guard& guard) { guard.restore(tensors_below(checkpoint.tensors, kGuard)); }
+void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin) {
+  try {
+    guard.restore(tensors_below(checkpoint.tensors, kGuard));
+  } catch (const Error& problem) {
+    fail(ErrorKind::kData, origin, problem.what(), " The file is damaged: take another checkpoint, or start the run afresh.");
+  }
+}
+
+void note_diverged(Checkpoint& checkpoint) { checkpoint.notes[kDiverged] = "true"; }
 
 Checkpoint weights_only(const Checkpoint& checkpoint) {
   constexpr int64_t kSmall = 16;  // sizes and counts, which rounding would change, are among them
@@ -474,6 +542,7 @@ void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkp
   if (options.shard_bytes == 0) {
     auto metadata = checkpoint.notes;
     metadata["format"] = kFormat;
+    metadata[kDigest] = digest_of(checkpoint);
     write_safetensors(target, checkpoint.tensors, metadata);
   } else {
     save_shards(target, checkpoint, options.shard_bytes, generation);

@@ -26,7 +26,8 @@ struct Checkpoint {
 void add_network(Checkpoint& checkpoint, const torch::nn::Module& network);
 
 /// Sets them from a checkpoint, which must hold these tensors and no others of a network, of the same shapes and types (a weights-only
-/// one: of any floating-point type); else an Error(kData) of `origin`, the name of the file, and the network is unchanged.
+/// one: of any floating-point type), and finite numbers alone unless it is of a training that has diverged; else an Error(kData) of
+/// `origin`, the name of the file, and the network is unchanged.
 void restore_network(const Checkpoint& checkpoint, torch::nn::Module& network, const std::string& origin);
 
 /// Puts the average of the weights in their place, where the checkpoint has one; false where it has none. Buffers stay: what an
@@ -43,7 +44,10 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
 
 /// What a guard remembers, as "guard.<name>".
 void add_guard(Checkpoint& checkpoint, const Guard& guard);
-void restore_guard(const Checkpoint& checkpoint, Guard& guard);
+void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin);
+
+/// For a training that goes on although its weights are not finite any more, where that is a result, too.
+void note_diverged(Checkpoint& checkpoint);
 
 /// The tensors whose name starts with `prefix`, without it.
 std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors, const std::string& prefix);
@@ -68,13 +72,13 @@ struct CheckpointOptions {
 /// All or nothing: whoever is killed while saving, or whose disk is full, keeps the checkpoint before. One process at a time may save to
 /// a path; others may load from it meanwhile.
 ///
-/// In one file it is a safetensors file. In shards, `path` is an index in JSON that names safetensors files beside it,
-/// "<name of path>.<generation>-<number>.safetensors", with size and digest (FNV-1a of 64 bits over the whole file), and holds the notes. A
+/// In one file it is a safetensors file, with a digest of tensors and notes (FNV-1a of 64 bits). In shards, `path` is an index in JSON that names safetensors files beside it,
+/// "<name of path>.<generation>-<number>.safetensors", with size and digest (FNV-1a of 64 bits over the whole file), and holds the notes and a digest of itself. A
 /// tensor of more than shard_bytes lies in pieces, flattened, in shards one after another. The shards of each save have names of their
 /// own, and the index is written last. Then shards of other generations of this path are removed: to keep a copy, copy index and shards.
 void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, const CheckpointOptions& options = {});
 
-/// Reads either form. A shard that is missing, truncated or altered is an Error(kData) that names it.
+/// Reads either form. A file or shard that is missing, truncated or altered is an Error(kData) that names it.
 Checkpoint load_checkpoint(const std::filesystem::path& path);
 
 }  // namespace invattn

@@ -2,30 +2,36 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
 
+#include "invattn/io/printable.h"
+
 namespace invattn {
 namespace {
 
+using Clock = Progress::Clock;
+
 constexpr std::chrono::seconds kRepeat{30};
 constexpr std::chrono::milliseconds kRedraw{100};
+constexpr auto kFirst = std::max<Clock::duration>(kRepeat, kRedraw);  // ago: the first is shown at once
 
 }  // namespace
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1), shown_(terminal_ ? Clock::time_point{} : Clock::now()) {}
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1), shown_(Clock::now() - kFirst) {}
 
 void Progress::show(const std::string& text) {
   const auto now = Clock::now();
   if (now - shown_ < (terminal_ ? Clock::duration(kRedraw) : Clock::duration(kRepeat))) return;
   shown_ = now;
-  std::cerr << (terminal_ ? "\r\033[K" : "") << text << (terminal_ ? "" : "\n") << std::flush;
+  std::cerr << (terminal_ ? "\r\033[K" : "") << printable_lines(text) << (terminal_ ? "" : "\n") << std::flush;
 }
 
 void Progress::keep(const std::string& text) {
-  std::cerr << (terminal_ ? "\r\033[K" : "") << text << std::endl;
+  std::cerr << (terminal_ ? "\r\033[K" : "") << printable_lines(text) << std::endl;
   if (terminal_) shown_ = {};
 }
 

@@ -5,8 +5,8 @@
 
 namespace invattn {
 
-/// One line about work that takes a while, on standard error: redrawn on a terminal, elsewhere repeated every half minute. Standard
-/// output stays free for results.
+/// One line about work that takes a while, on standard error: redrawn on a terminal, elsewhere shown at once and then every half minute.
+/// Standard output stays free for results. Nothing in a text can steer the terminal.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;

@@ -59,8 +59,9 @@ inline std::vector<char*> c_strings(std::vector<std::string>& words) {
 /// environment of the test.
 class ToolProcess {
  public:
+  /// `output`: a file for its standard output in place of what `wait` reads; "closed": none at all.
   explicit ToolProcess(const std::vector<std::string>& arguments, const std::vector<std::string>& settings = {},
-                       const std::string& folder = "/") {
+                       const std::string& folder = "/", const std::string& output = "") {
     std::vector<std::string> words = {INVATTN_TOOL};
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<std::string> lines = settings;
@@ -71,7 +72,11 @@ class ToolProcess {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out_.name().c_str(), O_WRONLY | O_TRUNC, 0);
+    if (output == "closed") {
+      posix_spawn_file_actions_addclose(&actions, STDOUT_FILENO);
+    } else {
+      posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, (output.empty() ? out_.name() : output).c_str(), O_WRONLY | O_TRUNC, 0);
+    }
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err_.name().c_str(), O_WRONLY | O_TRUNC, 0);
     posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
     const int problem = posix_spawn(&child_, argv[0], &actions, nullptr, argv.data(), environment.data());
@@ -80,6 +85,7 @@ class ToolProcess {
   }
 
   void send(int signal) const { kill(child_, signal); }
+  pid_t id() const { return child_; }
 
   /// At most, of what was resident; known after `wait`.
   int64_t peak_kibibytes() const { return usage_.ru_maxrss; }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <bit>
@@ -744,11 +745,13 @@ TEST_F(TomlFile, ReadsAFileAndNamesItInErrors) {
 
 TEST_F(TomlFile, OneThatCannotBeReadIsADataError) {
   Everything options;
-  EXPECT_EQ(
-      error_of([&] { read_toml_file(options, folder / "none.toml"); }),
-      "[config] expected a configuration file at " + (folder / "none.toml").string() + ", got: No such file or directory. Check the path.");
+  EXPECT_EQ(error_of([&] { read_toml_file(options, folder / "none.toml"); }),
+            "[config] expected a configuration file at " + (folder / "none.toml").string() +
+                ", got 'No such file or directory'. Check the path and its permissions.");
   EXPECT_EQ(error_of([&] { read_toml_file(options, folder); }),
-            "[config] expected to read " + folder.string() + ", got: Is a directory. Is it a file?");
+            "[config] expected a configuration file at " + folder.string() + ", got a folder. Check the path and its permissions.");
+  ASSERT_EQ(::mkfifo((folder / "pipe.toml").c_str(), 0600), 0);
+  expect_contains(error_of([&] { read_toml_file(options, folder / "pipe.toml"); }), "got a pipe.");
   const auto secret = folder / "secret.toml";
   write_plainly(secret, "channels = 3\n");
   std::filesystem::permissions(secret, std::filesystem::perms::none);
@@ -757,12 +760,25 @@ TEST_F(TomlFile, OneThatCannotBeReadIsADataError) {
   expect_contains(error_of([&] { read_toml_file(options, secret); }), "Permission denied");
 }
 
+TEST(MissingKeys, AreFoundWhereverATextIsCut) {
+  const std::string whole = write_toml(Everything{});
+  EXPECT_EQ(first_missing_key(whole, whole), "");
+  EXPECT_EQ(first_missing_key("a = 1\n[b]\nc = 2\n", "a = 3\n[b]\nc = 4\nd = 5\n"), "b.d");
+  std::size_t lines = 0;
+  for (std::size_t end = whole.find('\n'); end + 1 < whole.size(); end = whole.find('\n', end + 1), ++lines) {
+    const std::string_view line = std::string_view(whole).substr(end + 1, whole.find('\n', end + 1) - end - 1);
+    const bool ends_a_value = line.empty() || line.front() == '[' || line.find(" = ") != std::string_view::npos;
+    if (ends_a_value) EXPECT_NE(first_missing_key(whole.substr(0, end + 1), whole), "") << "cut before: " << line;
+  }
+  EXPECT_GT(lines, 10U);
+}
+
 TEST_F(TomlFile, AGiantOneIsRefusedUnread) {
   const auto path = folder / "giant.toml";
   write_plainly(path, "");
   std::filesystem::resize_file(path, std::uintmax_t{1} << 40U);  // takes no room on the disk
   Everything options;
-  expect_contains(error_of([&] { read_toml_file(options, path); }, ErrorKind::kUsage), "expected a text of at most 1048576 bytes");
+  expect_contains(error_of([&] { read_toml_file(options, path); }), "expected a configuration file of at most 1048576 bytes");
 }
 
 TEST(ReadToml, MutatedTextIsReadOrRefused) {

@@ -1,6 +1,7 @@
 #include "invattn/data/celeba.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -132,6 +133,12 @@ TEST_F(CelebA, BadLists) {
       {"000001.jpg 0\n\n", "got '' in line 2."},
       {"../000001.jpg 0\n", "in line 1."},
       {"/etc/passwd 0\n", "in line 1."},
+      {"../../train/000001.jpg 1\n", "in line 1."},
+      {"a/../000001.jpg 2\n", "in line 1."},
+      {"./000001.jpg 0\n", "in line 1."},
+      {".. 0\n", "in line 1."},
+      {". 0\n", "in line 1."},
+      {"000001.jpg/ 0\n", "in line 1."},
       {"\x01 0 \x02\n", "got '\\x01 0 \\x02' in line 1."},
   };
   for (const auto& [content, text] : cases) {
@@ -143,6 +150,27 @@ TEST_F(CelebA, BadLists) {
   }
   write_plainly(list, "000002.jpg 0\n000001.jpg 0\n000002.jpg 0\n");
   expect_contains(error(), list.string() + ": expected each image once, got '000002.jpg' twice.");
+  // Noticed, too, where the images are sorted into folders and the list is not needed.
+  make_images("train", 1, 1);
+  write_plainly(list, "../000001.jpg 0\n");
+  expect_contains(error(), "in line 1.");
+}
+
+TEST_F(CelebA, WhatIsNoFileIsRefusedAtOnce) {
+  make_images("img_align_celeba", 1, 1);
+  const std::filesystem::path list = folder / "list_eval_partition.txt";
+  std::filesystem::create_directory(list);
+  expect_contains(error(), "[celeba] expected the list of CelebA's images at " + list.string() + ", got a folder.");
+  std::filesystem::remove(list);
+  ASSERT_EQ(::mkfifo(list.c_str(), 0600), 0);
+  expect_contains(error(), "got a pipe.");
+  std::filesystem::remove(list);
+  write_plainly(list, "000001.jpg 0\n");
+  EXPECT_EQ(load_celeba(folder, {.count = 1}).size(0), 1);
+  const std::filesystem::path image = folder / "img_align_celeba" / name_of(1);
+  std::filesystem::remove(image);
+  ASSERT_EQ(::mkfifo(image.c_str(), 0600), 0);
+  expect_contains(error(), "[image] expected an image file at " + image.string() + ", got a pipe.");
 }
 
 TEST_F(CelebA, OtherImageSizesAreRefused) {

@@ -105,7 +105,7 @@ TEST_F(Cifar10, OnlyItsOwnSize) {
 TEST_F(Cifar10, MissingFolderAndFilesSayWhereToGetThem) {
   for (const auto& place : {folder / "missing", all_but("data_batch_4.bin")}) {
     const std::string message = error_of([&] { load_cifar10(place, {}); });
-    expect_contains(message, "[cifar10] expected the file " + place.string() + "/data_batch_");
+    expect_contains(message, "[cifar10] expected the file at " + place.string() + "/data_batch_");
     expect_contains(message, "https://www.cs.toronto.edu/~kriz/cifar.html and name the folder");
   }
   EXPECT_EQ(load_cifar10(folder, {.split = Split::kTest, .count = 2}).size(0), 2);  // which needs no training file
@@ -136,7 +136,7 @@ TEST_F(Cifar10, FolderInPlaceOfAFile) {
   const std::filesystem::path place = all_but("test_batch.bin");
   std::filesystem::create_directory(place / "test_batch.bin");
   expect_contains(error_of([&] { load_cifar10(place, {.split = Split::kTest}); }),
-                  "expected the file " + (place / "test_batch.bin").string());
+                  "expected the file at " + (place / "test_batch.bin").string());
 }
 
 TEST_F(Cifar10, UnreadableFile) {

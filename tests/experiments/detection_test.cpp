@@ -141,9 +141,9 @@ TEST(DetectionOptions, WhatIsOutOfRangeIsRefused) {
 }
 
 TEST(DetectionConfigReference, ThePageListsExactlyTheKeysThereAre) {
-  const std::string page = read_plainly(std::filesystem::path(INVATTN_SOURCES) / "docs/config.md");
+  const std::string page = read_plainly(std::filesystem::path(INVATTN_SOURCES) / "docs/reference/config.md");
   EXPECT_NE(page.find("\n\n" + field_reference<DetectionOptions>() + "\n"), std::string::npos)
-      << "docs/config.md is out of date: put in what `invattn detect train --keys` prints:\n"
+      << "docs/reference/config.md is out of date: put in what `invattn detect train --keys` prints:\n"
       << field_reference<DetectionOptions>();
 }
 

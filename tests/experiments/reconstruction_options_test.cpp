@@ -123,9 +123,9 @@ TEST(ReconstructionOptions, TheResolvedConfigurationReadsBack) {
 }
 
 TEST(ConfigReference, ThePageListsExactlyTheKeysThereAre) {
-  const std::string page = read_plainly(std::filesystem::path(INVATTN_SOURCES) / "docs/config.md");
+  const std::string page = read_plainly(std::filesystem::path(INVATTN_SOURCES) / "docs/reference/config.md");
   EXPECT_NE(page.find("\n\n" + field_reference<ReconstructionOptions>() + "\n"), std::string::npos)
-      << "docs/config.md is out of date: put in what `invattn reconstruct --keys` prints:\n"
+      << "docs/reference/config.md is out of date: put in what `invattn reconstruct --keys` prints:\n"
       << field_reference<ReconstructionOptions>();
 }
 

@@ -20,6 +20,10 @@ if(NOT output MATCHES "${VERSION}")
   message(FATAL_ERROR "expected the installed tool to print version ${VERSION}, got: ${output}")
 endif()
 
+if(NOT EXISTS "${prefix}/share/doc/invattn/LICENSE")
+  message(FATAL_ERROR "expected the licence to be installed below share/doc/invattn, found none")
+endif()
+
 # Only the prefix is given: torch has to be found through the installed package, and no header of the source tree may be needed.
 run("${CMAKE_COMMAND}" -S "${EXAMPLES_DIR}" -B "${WORK_DIR}/build" -G Ninja "-DCMAKE_PREFIX_PATH=${prefix}")
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")

@@ -370,9 +370,9 @@ TEST_F(Safetensors, WhatIsNoFileIsRefused) {
   expect_contains(error_of([&] { read_safetensors(folder / "missing"); }),
                   "[safetensors] expected a safetensors file at " + (folder / "missing").string() + ", got '" + errno_text(ENOENT));
   expect_contains(error_of([&] { read_safetensors(folder); }), "got a folder");
-  expect_contains(error_of([] { read_safetensors("/dev/zero"); }), "a device, pipe or socket");
+  expect_contains(error_of([] { read_safetensors("/dev/zero"); }), "a device");
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  expect_contains(error_of([&] { read_safetensors(folder / "pipe"); }), "a device, pipe or socket");  // and does not wait for a writer
+  expect_contains(error_of([&] { read_safetensors(folder / "pipe"); }), "a pipe");  // and does not wait for a writer
 }
 
 TEST_F(Safetensors, UnreadableFile) {

@@ -1,15 +1,27 @@
 #include "invattn/nn/archive.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
+#include <vector>
+#include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/nn/actnorm.h"
+#include "invattn/nn/convolution.h"
+#include "invattn/nn/detection.h"
+#include "invattn/nn/flow.h"
 #include "invattn/nn/residual.h"
+#include "invattn/nn/resnet.h"
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
 #include "tests/support/numerics.h"
@@ -145,6 +157,176 @@ TEST_F(Archive, MissingFileAndFolder) {
   EXPECT_NE(error_of_load(), "no error");
   Sequential model{Squeeze()};
   EXPECT_THROW(save("/nonexistent/folder/model.safetensors", *model), Error);
+}
+
+using nlohmann::json;
+
+/// Every value of a tree of JSON.
+std::vector<json::json_pointer> places_in(const json& value, const json::json_pointer& here = json::json_pointer()) {
+  std::vector<json::json_pointer> result{here};
+  if (!value.is_structured()) return result;
+  for (const auto& item : value.items()) {
+    const auto below =
+        places_in(item.value(), value.is_array() ? here / static_cast<std::size_t>(std::stoul(item.key())) : here / item.key());
+    result.insert(result.end(), below.begin(), below.end());
+  }
+  return result;
+}
+
+/// Values that no option expects, or that ask for more than there is.
+const std::vector<json>& strange_values() {
+  static const std::vector<json> values{nullptr,
+                                        true,
+                                        -1,
+                                        0,
+                                        1,
+                                        2,
+                                        7,
+                                        100'000,
+                                        10'000'000,
+                                        int64_t{1} << 20,
+                                        int64_t{1} << 31,
+                                        int64_t{1} << 40,
+                                        int64_t{1} << 62,
+                                        std::numeric_limits<int64_t>::max(),
+                                        std::numeric_limits<int64_t>::min(),
+                                        std::numeric_limits<uint64_t>::max(),
+                                        0.5,
+                                        1e300,
+                                        -1e-300,
+                                        "",
+                                        "NaN",
+                                        "inf",
+                                        "1",
+                                        "gaussian",
+                                        std::string(5000, 'x'),
+                                        "\x1B[31m",
+                                        json::array(),
+                                        json::object(),
+                                        {10'000'000},
+                                        {int64_t{1} << 62},
+                                        {1, 2, 3, 4},
+                                        {{"type", "squeeze"}, {"options", json::object()}},
+                                        {{"type", "flow"}, {"options", {{"blocks", {10'000'000}}}}}};
+  return values;
+}
+
+int64_t peak_kilobytes() {
+  rusage usage{};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  return usage.ru_maxrss;
+}
+
+struct Saved {
+  std::string what;
+  std::function<void(const std::filesystem::path&)> save;
+  std::function<void(const std::filesystem::path&)> load;
+};
+
+std::vector<Saved> saved_models() {
+  const auto bijection = [](const char* what, auto model) {
+    return Saved{what, [model](const auto& path) mutable { save(path, *model); }, [](const auto& path) { load(path); }};
+  };
+  at::manual_seed(1);
+  const FlowOptions small{
+      .height = 4, .width = 4, .blocks = {1, 1}, .hidden = 4, .attention_blocks = {1}, .dense_blocks = 1, .dense_hidden = 3};
+  const auto convolution = std::make_shared<ConvolutionImpl>(ConvolutionOptions{.channels = 2, .height = 3, .width = 3, .hidden = 4});
+  const DetectorOptions detector{
+      .variant = DetectorVariant::kInvertibleDotProduct, .size = 32, .backbone = {.width = 2, .blocks = {1, 1, 1, 1}}, .channels = 2};
+  return {bijection("sequential", Sequential(Squeeze(), ActNorm(ActNormOptions{.channels = 4}),
+                                             InvertibleAttention(AttentionOptions{.channels = 4, .kind = AttentionKind::kDotProduct}))),
+          bijection("flow", Flow(small)),
+          bijection("residual", std::make_shared<InvertibleResidualImpl>(convolution)),
+          {"detector", [detector](const auto& path) { save_detector(path, *Detector(detector)); },
+           [](const auto& path) { load_detector(path); }}};
+}
+
+// Metadata changed in any way gives a model or an error that names the file and says what to do, without taking much memory or time.
+TEST_F(Archive, ChangedMetadataLoadsOrIsRefused) {
+  std::mt19937_64 random(1);
+  const auto pick = [&](const auto& from) { return from[random() % from.size()]; };
+  const std::vector<std::string> next_steps{"save the model again.", "fetch or save it again.", "into a model by name.", "that wrote it.",
+                                            "says what it is."};
+  for (const auto& [what, save_it, load_it] : saved_models()) {
+    save_it(path_);
+    const SafetensorsFile whole = read_safetensors(path_);
+    load_it(path_);
+    const int64_t peak_before = peak_kilobytes();
+    int loaded = 0;
+    int refused = 0;
+    for (int i = 0; i < 400; ++i) {
+      auto metadata = whole.metadata;
+      const std::string key = i % 4 == 3 ? "certificates" : "model";
+      auto changed = json::parse(metadata.at(key));
+      for (std::uint64_t changes = 1 + random() % 2; changes > 0; --changes) {
+        const auto place = pick(places_in(changed));
+        if (random() % 3 == 0 && !place.empty() && changed.contains(place.parent_pointer()) &&
+            changed[place.parent_pointer()].is_object()) {
+          changed[place.parent_pointer()].erase(place.back());
+        } else {
+          changed[place] = pick(strange_values());
+        }
+      }
+      metadata[key] = changed.dump();
+      if (i % 10 == 9) metadata[key].resize(random() % metadata[key].size());
+      if (i % 50 == 7) metadata.erase(pick(std::vector<std::string>{"format", "model", "certificates"}));
+      std::filesystem::remove(path_);
+      write_safetensors(path_, whole.tensors, metadata);
+      try {
+        load_it(path_);
+        ++loaded;
+      } catch (const Error& error) {
+        ++refused;
+        const std::string text = error.what();
+        EXPECT_EQ(error.kind(), ErrorKind::kData) << text;
+        EXPECT_NE(text.find(path_.string()), std::string::npos) << text;
+        EXPECT_TRUE(std::any_of(next_steps.begin(), next_steps.end(), [&](const auto& step) { return text.ends_with(step); })) << text;
+        EXPECT_EQ(text.find('\x1B'), std::string::npos) << text;
+        EXPECT_LT(text.size(), 2000U) << text;
+      }
+    }
+    EXPECT_GT(refused, 150) << what;
+    EXPECT_GT(loaded, 5) << what;
+    EXPECT_LT(peak_kilobytes() - peak_before, 200 * 1024) << what;
+  }
+}
+
+// What a file's options ask for is compared with what the file holds before memory is taken.
+TEST_F(Archive, PetabytesAreRefused) {
+  for (const std::string description :
+       {R"({"type": "residual", "branch": {"type": "attention", "options": {"channels": 1048576}}})",
+        R"({"type": "residual", "branch": {"type": "attention", "options": {"channels": 1099511627776}}})",
+        R"({"type": "residual", "branch": {"type": "attention", "options": {"channels": 9223372036854775807}}})",
+        R"({"type": "residual", "branch": {"type": "convolution", "options": {"channels": 4, "height": 1048576, "width": 1048576}}})",
+        R"({"type": "residual", "branch": {"type": "convolution", "options": {"channels": 4, "height": 4, "width": 4, "layers": 10000}}})",
+        R"({"type": "actnorm", "options": {"channels": 1000000}})", R"({"type": "flow", "options": {"blocks": [10000]}})",
+        R"({"type": "flow", "options": {"blocks": [10000000]}})", R"({"type": "flow", "options": {"hidden": 1048576}})",
+        R"({"type": "flow", "options": {"blocks": [0], "attention_blocks": [], "channels": 1048576, "height": 1048576, "width": 1048576}})",
+        R"({"type": "flow", "options": {"dense_blocks": 10000}})"}) {
+    file_.metadata["model"] = description;
+    const std::string text = error_of_changed_file();
+    EXPECT_NE(text.find("[load] " + path_.string() + ": "), std::string::npos) << description << "\n" << text;
+    EXPECT_TRUE(text.ends_with("save the model again.")) << text;
+  }
+  // The shapes of a ResNet come from its tensors; one without numbers may be of any size.
+  std::map<std::string, at::Tensor> tensors{{"conv1.weight", at::zeros({1 << 14, 0, 7, 7})}};
+  for (const char* layer : {"1", "2", "3", "4"}) tensors[std::string("layer") + layer + ".0.conv1.weight"] = at::zeros({1});
+  write_safetensors(path_, tensors, {});
+  const auto text = [&] {
+    try {
+      load_resnet(path_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kData);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  }();
+  EXPECT_NE(text.find("as many as the file holds"), std::string::npos) << text;
+}
+
+TEST_F(Archive, LongMetadataIsRefused) {
+  file_.metadata["model"] = std::string((1U << 24U) + 1, '[');
+  expect_error("expected the metadata 'model' in at most 16777216 bytes, got 16777217.");
 }
 
 TEST_F(Archive, SavingProjects) {

@@ -139,6 +139,13 @@ TEST_F(ResNetFile, WhatIsWrongIsNamed) {
   expect_contains(error_after([](Tensors&) {}, {{"stride_in", "somewhere"}}), "'stride_in'");
   expect_contains(error_after([](Tensors&) {}, {{"batch_norm_eps", "tiny"}}), "'batch_norm_eps'");
   expect_contains(error_after([](Tensors&) {}, {{"input", "BGR, 0..1"}}), "'input'");
+  const std::string digits(100'000, '1');
+  for (const std::string& number : {digits, std::string("1e999"), std::string("-1e-999"), std::string("1e99999999999999999999"),
+                                    digits + "." + digits, std::string("nan"), std::string("inf"), std::string("7")}) {
+    expect_contains(error_after([](Tensors&) {}, {{"batch_norm_eps", number}}), "batch_norm_eps");
+    expect_contains(error_after([](Tensors&) {}, {{"input", "BGR, 0..255, minus (" + number + ", 1)"}}), "'input'");
+  }
+  expect_contains(error_after([](Tensors&) {}, {{"input", "BGR, 0..255, minus (1e20, 1, 2)"}}), "means");
 }
 
 TEST(ResNet, RefusesWhatItCannotBe) {

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <random>
 #include <set>
 #include <string>
 #include <string_view>
@@ -84,7 +85,7 @@ struct Training {
 
   void restore(const Checkpoint& from) {
     restore_training(from, *network, optimizer, "test");
-    restore_guard(from, guard);
+    restore_guard(from, guard, "test");
   }
 };
 
@@ -153,6 +154,8 @@ class CheckpointTest : public FileTest {
   void expect_refused(const std::function<void(nlohmann::json&)>& change, std::string_view part) {
     save_checkpoint(folder / "c", mixed(), {.shard_bytes = kShardBytes});
     auto index = nlohmann::json::parse(read_plainly(folder / "c"));
+    index.erase("digest");  // as older versions wrote it: the digest alone would tell
+    index["format"] = "invattn-checkpoint-index-1";
     change(index);
     write_plainly(folder / "c", index.dump());
     expect_contains(error_of([&] { load_checkpoint(folder / "c"); }), part);
@@ -391,7 +394,7 @@ TEST_F(CheckpointTest, DamagedIndexIsRefused) {
                             nlohmann::json{int64_t{1} << 62, 4, 3000}, nlohmann::json{{1}}}) {
     expect_refused([&](nlohmann::json& index) { index["split"][0]["shape"] = shape; }, "shape");
   }
-  expect_refused([](nlohmann::json& index) { index["format"] = "invattn-checkpoint-index-2"; }, "expected a checkpoint");
+  expect_refused([](nlohmann::json& index) { index["format"] = "invattn-checkpoint-index-3"; }, "expected a checkpoint");
   expect_refused([](nlohmann::json& index) { index = {{"some", "other JSON"}}; }, "expected a checkpoint");
   const auto text = read_plainly(folder / "c");
   write_plainly(folder / "c", text.substr(0, text.size() / 2));
@@ -526,6 +529,75 @@ TEST_F(CheckpointTest, AnyLengthOfHeaderIsRecognised) {
     expect_same(load_checkpoint(folder / "c"), saved);
   }
   EXPECT_GT(first.size(), 8U);
+}
+
+TEST_F(CheckpointTest, NoFlippedBitIsTaken) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(::testing::UnitTest::GetInstance()->random_seed()));
+  Checkpoint saved = numbered(7);
+  saved.tensors["c"] = at::rand({40});
+  saved.notes["progress"] = R"({"step": 12, "seconds": 3.5})";
+  for (const int64_t shard_bytes : {int64_t{0}, kShardBytes}) {
+    save_checkpoint(folder / "c", saved, {.shard_bytes = shard_bytes});
+    const std::string whole = read_plainly(folder / "c");
+    int refused = 0;
+    constexpr int kFlips = 600;
+    for (int i = 0; i < kFlips; ++i) {
+      std::string bytes = whole;
+      bytes[random() % (i % 2 == 0 ? bytes.size() : std::min<std::size_t>(bytes.size(), 700))] ^= static_cast<char>(1U << (random() % 8));
+      write_plainly(folder / "c", bytes);
+      try {
+        expect_same(load_checkpoint(folder / "c"), saved);  // between the words of the header
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kData) << error.what();
+        ++refused;
+      }
+    }
+    EXPECT_GT(refused, kFlips * 3 / 4);
+  }
+}
+
+TEST_F(CheckpointTest, WithoutADigestItIsAnOlderOne) {
+  save_checkpoint(folder / "c", numbered(3));
+  auto [tensors, metadata] = read_safetensors(folder / "c");
+  ASSERT_EQ(metadata.erase("digest"), 1U);
+  metadata["format"] = "invattn-checkpoint-1";
+  write_safetensors(folder / "c", tensors, metadata);
+  expect_same(load_checkpoint(folder / "c"), numbered(3));
+}
+
+template <class AnyOptimizer>
+void expect_only_finite_numbers() {
+  Training<AnyOptimizer> training(AttentionKind::kConcatenation);
+  training.steps(0, 2);
+  const Checkpoint whole = training.checkpoint();
+  for (const auto& [name, tensor] : whole.tensors) {
+    if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
+    for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
+      Checkpoint damaged = whole;
+      damaged.tensors[name] = tensor.detach().clone();
+      damaged.tensors[name].flatten()[tensor.numel() - 1].fill_(bad);
+      Training<AnyOptimizer> other(AttentionKind::kConcatenation);
+      expect_contains(error_of([&] { other.restore(damaged); }), name);
+      note_diverged(damaged);
+      EXPECT_NO_THROW(other.restore(damaged)) << name;
+    }
+  }
+}
+
+TEST(CheckpointNumbers, AreFiniteUnlessTheTrainingSaysOtherwise) {
+  expect_only_finite_numbers<Optimizer>();
+  expect_only_finite_numbers<torch::optim::Adam>();
+}
+
+TEST(CheckpointNumbers, OfStepsAreNotNegative) {
+  Training<torch::optim::Adam> training(AttentionKind::kConcatenation);
+  training.steps(0, 2);
+  for (const auto& [name, tensor] : training.checkpoint().tensors) {
+    if (tensor.scalar_type() != at::kLong || tensor.numel() != 1) continue;
+    Checkpoint damaged = training.checkpoint();
+    damaged.tensors[name] = at::full_like(tensor, -1);
+    expect_contains(error_of([&] { training.restore(damaged); }), "test");
+  }
 }
 
 TEST(GuardState, WithoutItsStepIsRefused) {

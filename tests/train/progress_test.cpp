@@ -25,12 +25,12 @@ TEST(TimeLeftTest, IsUnknownBeforeAnythingIsDone) {
   EXPECT_EQ(time.text(4, 6), "0 s left");
 }
 
-TEST(ProgressTest, DoesNotRedrawWhereThereIsNoTerminal) {
+TEST(ProgressTest, ShowsTheFirstAtOnceAndDoesNotRedrawWhereThereIsNoTerminal) {
   testing::internal::CaptureStderr();
   Progress progress;
   for (int i = 0; i < 100; ++i) progress.show("step " + std::to_string(i));
   progress.keep("done");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "done\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "step 0\ndone\n");
 }
 
 TEST(Interrupt, TheFirstSignalAsksAndIsForgottenWithTheWatch) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // The passes that make up forward, vjp, jvp and hvp of attention with the product score: who owns, who is visited, what comes out.
-// docs/math.md, "Derivatives in closed form", has the formulas.
+// docs/reference/math.md, "Derivatives in closed form", has the formulas.
 //
 // Kernels are compiled for 12 or 16 values at once. More are done in blocks: A, its change and the gradients of F belong to a block alone,
 // and the gradients of the scores are sums over the blocks, each with its own share of what the sums take back, so that what cancels in
