@@ -6,12 +6,29 @@ set_target_properties(invattn invattn_tool PROPERTIES INSTALL_RPATH "$ORIGIN/../
 
 install(TARGETS invattn EXPORT invattnTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(TARGETS invattn_tool RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/invattn" "${PROJECT_BINARY_DIR}/generated/invattn"
-        DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
-        PATTERN foreign_json.h EXCLUDE
-        PATTERN json_fields.h EXCLUDE  # needs nlohmann-json, which users may lack; for our own sources only
-        PATTERN kernels EXCLUDE
-        PATTERN kernel_calls.h EXCLUDE)
+
+# The public headers are invattn/invattn.h and what it includes, directly or not.
+set(public_headers "")
+set(waiting invattn/invattn.h)
+while(waiting)
+  list(POP_FRONT waiting header)
+  if(header IN_LIST public_headers)
+    continue()
+  endif()
+  list(APPEND public_headers "${header}")
+  set(file "${PROJECT_SOURCE_DIR}/${header}")
+  if(NOT EXISTS "${file}")
+    set(file "${PROJECT_BINARY_DIR}/generated/${header}")
+  endif()
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES "${file}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${folder}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+  file(STRINGS "${file}" includes REGEX "^#include \"invattn/")
+  foreach(line IN LISTS includes)
+    string(REGEX REPLACE "^#include \"([^\"]+)\".*" "\\1" included "${line}")
+    list(APPEND waiting "${included}")
+  endforeach()
+endwhile()
 
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 

@@ -8,14 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/adam.h>
 
-#include "invattn/core/error.h"
-#include "invattn/data/dead_leaves.h"
-#include "invattn/data/pixels.h"
-#include "invattn/nn/archive.h"
-#include "invattn/nn/guard.h"
-#include "invattn/nn/residual.h"
-#include "invattn/nn/sequential.h"
-#include "invattn/nn/squeeze.h"
+#include "invattn/invattn.h"
 
 using namespace invattn;
 

@@ -1,23 +1,57 @@
-#include "bench_sample.h"
-
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <iostream>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <nlohmann/json.hpp>
 
+#include "bench.h"
 #include "bench_case.h"
+#include "commands.h"
 #include "invattn/core/error.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/residual.h"
 #include "invattn/ops/full_precision.h"
+#include "invattn/report/table.h"
+#include "invattn/train/progress.h"
 
 namespace invattn::tool {
 namespace {
+
+using nlohmann::ordered_json;
+
+struct SampleArguments : BenchArguments {
+  std::filesystem::path model;
+  int64_t count = 64;
+};
+
+/// One way to undo the blocks of a flow.
+struct SampleSide {
+  std::string name;
+  double milliseconds = 0;      ///< per image, median
+  double evaluations = 0;       ///< of g for an image, mean over the blocks
+  double most_evaluations = 0;  ///< the same of the block that takes most
+  double residual = 0;          ///< rms(x + g(x) - y) / (1 + rms(y)), largest over blocks and images
+  double error = 0;             ///< of the images, largest, as a part of the pixels' range (of the plane: as it is)
+  bool converged = false;       ///< by its own rule
+};
+
+struct SampleFigures {
+  int64_t blocks = 0;               ///< that have to be solved
+  int64_t repeats = 0;              ///< timed runs of each side
+  double reference = 0;             ///< residual of the float64 inverse that errors are measured against
+  std::vector<SampleSide> sides{};  ///< ours, Residual Flow's rule, its iteration to our residual
+};
 
 constexpr int64_t kSeed = 0;
 constexpr double kTolerance = 1e-6;
@@ -111,8 +145,7 @@ Way by_published_rule() {
           }};
 }
 
-}  // namespace
-
+/// Times how a saved flow samples, beside others, on the same weights and latents, in turn.
 SampleFigures run_sample(const std::filesystem::path& model, int64_t images, at::Device device, int64_t repeats) {
   constexpr int64_t kRepeats = 5;
   const at::NoGradGuard no_grad;
@@ -156,6 +189,82 @@ SampleFigures run_sample(const std::filesystem::path& model, int64_t images, at:
     figures.sides[w].milliseconds = median_milliseconds(seconds[w]) / static_cast<double>(images);
   }
   return figures;
+}
+
+reporting::Table table_of(const SampleFigures& figures) {
+  reporting::Table table{.name = "sample",
+                         .title = "",
+                         .note = "",
+                         .labels = 1,
+                         .header = {"blocks undone by", "ms per image", "ratio", "evaluations", "most", "residual", "largest error"}};
+  for (const SampleSide& side : figures.sides) {
+    table.rows.push_back({{side.name},
+                          {reporting::short_number(side.milliseconds)},
+                          {reporting::short_number(side.milliseconds / figures.sides.front().milliseconds)},
+                          {reporting::short_number(side.evaluations)},
+                          {reporting::short_number(side.most_evaluations)},
+                          {reporting::short_number(side.residual)},
+                          {reporting::short_number(side.error) + (side.converged ? "" : ", not converged")}});
+  }
+  return table;
+}
+
+void sampling(const SampleArguments& arguments) {
+  const std::vector<at::Device> devices = arguments.devices();
+  const ordered_json machine = machine_json(devices);
+  ordered_json json = {{"machine", machine}, {"images", arguments.count}, {"rows", ordered_json::array()}};
+  if (!arguments.json) std::cout << machine_text(machine) << "\n" << std::flush;
+  Progress progress;
+  bool converged = true;
+  for (const at::Device device : devices) {
+    progress.show("sample, " + device.str());
+    const SampleFigures figures = run_sample(model_file(arguments.model), arguments.count, device, arguments.repeats);
+    converged = converged && figures.sides.front().converged;
+    for (const SampleSide& side : figures.sides) {
+      json["rows"].push_back({{"work", "sample"},
+                              {"device", device.str()},
+                              {"by", side.name},
+                              {"blocks", figures.blocks},
+                              {"ms_per_image", side.milliseconds},
+                              {"ratio", side.milliseconds / figures.sides.front().milliseconds},
+                              {"evaluations", side.evaluations},
+                              {"most_evaluations", side.most_evaluations},
+                              {"residual", side.residual},
+                              {"error", side.error},
+                              {"converged", side.converged},
+                              {"reference_residual", figures.reference},
+                              {"runs", figures.repeats}});
+    }
+    progress.keep("sample, " + device.str() + ": measured");
+    if (!arguments.json) {
+      std::cout << "\n### " << arguments.count << " images of " << shown(arguments.model) << ", " << figures.blocks << " blocks, "
+                << device.str() << "\n\n"
+                << to_markdown(table_of(figures)) << std::flush;
+    }
+  }
+  if (arguments.json) {
+    print(json);
+  } else {
+    std::cout
+        << "\nTimes are medians of alternating runs; evaluations are those of g for an image, mean over the blocks and of the block that "
+           "takes most; errors are those of the images beside a float64 inverse, as a part of the pixels' range.\n";
+  }
+  if (!converged) {
+    fail(ErrorKind::kNotConverged, kBench,
+         "expected every sample to reach a residual of 1e-6, got others. `invattn info MODEL` shows "
+         "the certificates.");
+  }
+}
+
+}  // namespace
+
+void add_bench_sample(CLI::App& bench) {
+  auto arguments = std::make_shared<SampleArguments>();
+  CLI::App* command = add_benchmark(bench, "sample", "A trained flow's sampling beside the rule of Residual Flow's code",
+                                    [arguments] { sampling(*arguments); });
+  command->add_option("model", arguments->model, "model.safetensors of a density run, or the folder of the run")->required();
+  command->add_option("--count", arguments->count, "Images")->check(CLI::Range(1, 100000))->capture_default_str();
+  arguments->add_to(*command);
 }
 
 }  // namespace invattn::tool

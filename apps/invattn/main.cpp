@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -51,27 +52,55 @@ std::vector<std::string> subcommand_names(const CLI::App& tool) {
   return names;
 }
 
-/// CLI11 would only say that an argument was not expected. The tool's own options take no values, so the first word is the subcommand.
+/// CLI11 would only say that an argument was not expected. The tool's own options take no values, so the first word is the subcommand, and what
+/// stands right behind it may name one of its own.
 void check_subcommand(const CLI::App& tool, const std::vector<std::string_view>& arguments) {
-  const auto word = std::find_if(arguments.begin(), arguments.end(), [](std::string_view argument) { return !argument.starts_with('-'); });
-  if (word == arguments.end()) return;
-  const std::vector<std::string> names = subcommand_names(tool);
-  invattn::require(std::find(names.begin(), names.end(), *word) != names.end(), "invattn", "expected the subcommand ",
-                   invattn::list_names(*word, names), ", got '", *word, "'. Run with --help to see what each does.");
+  const CLI::App* command = &tool;
+  auto word = std::find_if(arguments.begin(), arguments.end(), [](std::string_view argument) { return !argument.starts_with('-'); });
+  for (; word != arguments.end() && !word->starts_with('-'); ++word) {
+    const std::vector<std::string> names = subcommand_names(*command);
+    if (names.empty()) return;
+    invattn::require(std::find(names.begin(), names.end(), *word) != names.end(), "invattn", "expected the subcommand ",
+                     invattn::list_names(*word, names), ", got '", *word, "'. Run with --help to see what each does.");
+    command = command->get_subcommand(std::string(*word));
+  }
 }
 
-/// " Did you mean --json?", where one option of the subcommand in use is near the first one that was not understood.
+/// The tool, the subcommand in use, and the one in use of that.
+std::vector<const CLI::App*> commands_in_use(const CLI::App& tool) {
+  std::vector<const CLI::App*> commands = {&tool};
+  while (!commands.back()->get_subcommands().empty()) commands.push_back(commands.back()->get_subcommands().front());
+  return commands;
+}
+
+std::vector<std::string> option_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_positional()) names.push_back(option->get_name());
+  }
+  return names;
+}
+
+/// " Did you mean --json?", where one option of the subcommand in use is near the first one that was not understood; " It is an option of
+/// 'bench train'.", where another subcommand beside it has it.
 std::string nearest_option(const CLI::App& tool) {
+  const std::vector<const CLI::App*> commands = commands_in_use(tool);
   std::vector<std::string> options;
-  std::vector<const CLI::App*> apps = {&tool};
-  for (const CLI::App* command : tool.get_subcommands()) apps.push_back(command);
-  for (const CLI::App* app : apps) {
-    for (const CLI::Option* option : app->get_options()) {
-      if (!option->get_positional()) options.push_back(option->get_name());
-    }
+  for (const CLI::App* command : commands) {
+    for (std::string& name : option_names(*command)) options.push_back(std::move(name));
   }
   for (const std::string& word : tool.remaining(true)) {
-    const std::string near = word.starts_with('-') ? invattn::nearest_name(word, options) : "";
+    if (!word.starts_with('-')) continue;
+    if (commands.size() > 2) {
+      std::string others;
+      for (const CLI::App* other : commands[commands.size() - 2]->get_subcommands([](const CLI::App*) { return true; })) {
+        const std::vector<std::string> names = option_names(*other);
+        if (std::find(names.begin(), names.end(), word) == names.end()) continue;
+        others += (others.empty() ? "" : ", ") + ("'" + other->get_parent()->get_name() + " " + other->get_name() + "'");
+      }
+      if (!others.empty()) return " " + invattn::printable_lines(word) + " is an option of " + others + ".";
+    }
+    const std::string near = invattn::nearest_name(word, options);
     if (!near.empty()) return " Did you mean " + near + "?";
   }
   return "";
@@ -97,7 +126,7 @@ int parse_and_run(CLI::App& tool, int argc, char** argv) {
   }
 }
 
-bool has_subcommands(std::string_view command) { return command == "density" || command == "detect"; }
+bool has_subcommands(std::string_view command) { return command == "density" || command == "detect" || command == "bench"; }
 
 /// The next step where the message has none: those of option structs do not know how they were set.
 std::string with_next_step(const invattn::Error& error, int argc, char** argv) {

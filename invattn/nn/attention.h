@@ -181,6 +181,7 @@ class AttentionImpl : public BranchImpl {
   /// W_L = 0 (F = 0 where there is no W_L), biases too, so that g is 0 everywhere: to see what a trained network owes to it.
   void switch_off();
   Policy policy() const override { return options_.policy; }
+  double constant() const override { return options_.constant; }
   Certificate certificate() const override;
   int64_t outside_domain(const at::Tensor& x) const override;
   std::string describe() const override;

@@ -54,6 +54,9 @@ class BranchImpl : public torch::nn::Module {
 
   virtual Policy policy() const = 0;
 
+  /// What the policy holds the Lipschitz constant of g under, between 0 and 1. `none` and `paper` do not enforce it.
+  virtual double constant() const = 0;
+
   /// What the weights alone promise, whatever they were trained on.
   virtual Certificate certificate() const { return {.policy = policy()}; }
 

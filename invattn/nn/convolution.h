@@ -77,6 +77,7 @@ class ConvolutionImpl : public BranchImpl {
   /// Also forgets what was worked out from the weights, which a replayed CUDA graph changes without a trace.
   void train(bool on = true) override;
   Policy policy() const override { return Policy::kProduct; }
+  double constant() const override { return options_.constant; }
   Certificate certificate() const override;
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;

@@ -30,10 +30,11 @@ Guard::Guard(torch::nn::Module& network, const GuardOptions& options) : options_
     auto* block = dynamic_cast<InvertibleResidualImpl*>(module.get());
     if (block == nullptr) continue;
     blocks_.push_back(block);
-    const auto* attention = dynamic_cast<AttentionImpl*>(&block->branch());
-    if (attention == nullptr || block->branch().policy() != Policy::kGuarded) continue;
-    guarded_.push_back({block, attention->options().constant,
-                        LocalConstantPenalty(std::min(options_.target, attention->options().constant), options_.iterations)});
+    if (block->branch().policy() != Policy::kGuarded) continue;
+    const double constant = block->branch().constant();
+    require(constant > 0 && constant < 1, "Guard", "expected a guarded branch with a constant between 0 and 1, got ", constant,
+            " of: ", block->branch().describe(), ". Its constant() says what the branch is held under.");
+    guarded_.push_back({block, constant, LocalConstantPenalty(std::min(options_.target, constant), options_.iterations)});
     block->record(true);
   }
 }

@@ -164,10 +164,12 @@ TEST(Bench, MistakesAreNamed) {
       {{"bench", "forward", "--normalization", "column"}, "did you mean columns?"},
       {{"bench", "forward", "--device", "tpu"}, "expected the device auto, cpu or cuda, got 'tpu'"},
       {{"bench", "forward", "--kernels", "quick"}, "expected a choice of kernels"},
-      {{"bench", "forward", "--log-det", "series"}, "bench train --log-det series"},
-      {{"bench", "growth", "--guard"}, "for a training step"},
+      {{"bench", "forward", "--log-det", "series"}, "--log-det is an option of 'bench train'"},
+      {{"bench", "growth", "--guard"}, "--guard is an option of 'bench train'"},
+      {{"bench", "--kind", "gaussian", "--device", "cpu", "forward"}, "expected --kind behind 'forward'"},
+      {{"bench", "forward", "--kinds", "gaussian"}, "Did you mean --kind?"},
       {{"bench", "train", "--log-det", "serie"}, "did you mean series?"},
-      {{"bench", "forward", "--plot", "x.png"}, "bench growth --plot"},
+      {{"bench", "forward", "--plot", "x.png"}, "--plot is an option of 'bench growth', 'bench flow'"},
       {{"bench", "forward", "--repeats", "0"}, "--repeats"},
       {{"bench", "forward", "--threads", "0"}, "--threads"},
       {{"bench", "forward", "--kind", "gaussian", "--normalization", "count", "--shape", "1x4x4x4"}, "normalisation count"},
@@ -190,7 +192,7 @@ TEST(Bench, WithoutAGpuCudaIsRefused) {
 TEST(Bench, HelpHasExamples) {
   const ToolResult result = run_tool({"bench", "--help"});
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* part : {"--shape", "--kernels", "--log-det", "Examples:\n  invattn bench", "bench growth --plot"}) {
+  for (const char* part : {"--shape", "--kernels", "flow-block", "Examples:\n  invattn bench", "bench growth --plot"}) {
     EXPECT_TRUE(contains(result.out, part)) << part << "\n" << result.out;
   }
 }
@@ -228,15 +230,18 @@ TEST(Bench, OptionsOfAttentionAreNotThoseOfFlows) {
   for (const std::vector<std::string>& more : {std::vector<std::string>{"flow", "--kind", "gaussian"},
                                                {"flow", "--shape", "2x4x6x6"},
                                                {"flow", "--kernels", "fast"},
-                                               {"flow", "--preset", "plane"},
-                                               {"flow", "--preset", "residual"},
                                                {"flow-block", "--preset", "paper"},
                                                {"flow-block", "--guard"},
                                                {"flow-block", "--plot", "x.png"},
-                                               {"flow-block", "--shape", "2x4x6x6", "2x4x8x8"}}) {
+                                               {"flow-block", "2x4x8x8", "--shape", "2x4x6x6"}}) {
     std::vector<std::string> arguments = {"bench"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_TRUE(contains(result.err, more[1])) << result.err;
+  }
+  for (const char* preset : {"plane", "residual"}) {
+    const ToolResult result = run_tool({"bench", "flow", "--preset", preset});
     EXPECT_EQ(result.exit_code, 2) << result.err;
     EXPECT_TRUE(contains(result.err, "[bench] expected")) << result.err;
   }
@@ -298,10 +303,10 @@ TEST_F(BenchSample, BadInputIsExplained) {
     EXPECT_EQ(result.exit_code, code) << result.err;
     EXPECT_TRUE(contains(result.err, text)) << result.err;
   };
-  expect_error({"bench", "sample"}, 2, "expected a model");
+  expect_error({"bench", "sample"}, 2, "model is required");
   expect_error({"bench", "sample", "/nowhere.safetensors", "--device", "cpu"}, 4, "/nowhere.safetensors");
-  expect_error({"bench", "sample", "/nowhere.safetensors", "--kind", "gaussian"}, 2, "--count");
-  expect_error({"bench", "forward", "/nowhere.safetensors"}, 2, "for 'sample' only");
+  expect_error({"bench", "sample", "/nowhere.safetensors", "--kind", "gaussian"}, 2, "--kind is an option of");
+  expect_error({"bench", "forward", "/nowhere.safetensors"}, 2, "/nowhere.safetensors");
 }
 
 }  // namespace

@@ -24,6 +24,19 @@ if(NOT EXISTS "${prefix}/share/doc/invattn/LICENSE")
   message(FATAL_ERROR "expected the licence to be installed below share/doc/invattn, found none")
 endif()
 
+# The public face alone: nothing that only our own sources need, and nothing that is missing.
+file(GLOB_RECURSE headers RELATIVE "${prefix}/include" "${prefix}/include/*")
+list(LENGTH headers count)
+message("${count} headers")
+if(count LESS 20 OR count GREATER 60)
+  message(FATAL_ERROR "expected some forty public headers, got ${count}: ${headers}")
+endif()
+foreach(internal kernels report experiments config io)
+  if(headers MATCHES "invattn/${internal}/")
+    message(FATAL_ERROR "expected no header of ${internal}/ to be installed, got: ${headers}")
+  endif()
+endforeach()
+
 # Only the prefix is given: torch has to be found through the installed package, and no header of the source tree may be needed.
 run("${CMAKE_COMMAND}" -S "${EXAMPLES_DIR}" -B "${WORK_DIR}/build" -G Ninja "-DCMAKE_PREFIX_PATH=${prefix}")
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")

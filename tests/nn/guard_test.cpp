@@ -1,10 +1,13 @@
 #include "invattn/nn/guard.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 
 #include <filesystem>
 #include <limits>
+#include <memory>
+#include <string>
 
 #include "invattn/core/error.h"
 #include "invattn/nn/archive.h"
@@ -260,6 +263,53 @@ TEST(Guard, ConvolutionsAreProjectedAfterTheUpdate) {
     const auto matrix = at::conv2d(basis, weight, {}, 1, at::IntArrayRef{weight.size(2) / 2, weight.size(3) / 2}).flatten(1);
     EXPECT_LE(at::linalg_svdvals(matrix).max().item<double>(), std::cbrt(0.9) * (1 + 1e-6)) << item.key();
   }
+}
+
+/// A branch as somebody else may write one: a matrix over the channels, with nothing that holds it.
+class MatrixBranch : public BranchImpl {
+ public:
+  explicit MatrixBranch(int64_t channels, double constant)
+      : weight_(register_parameter("weight", at::eye(channels) * 0.1)), constant_(constant) {}
+
+  at::Tensor forward(const at::Tensor& x) override { return at::einsum("oc,bchw->bohw", {weight_, x.sin()}); }
+  void scale_by(const at::Tensor& factor) override {
+    const at::NoGradGuard no_grad;
+    weight_.mul_(factor);
+  }
+  Policy policy() const override { return Policy::kGuarded; }
+  double constant() const override { return constant_; }
+  std::string describe() const override { return R"({"type": "matrix"})"; }
+
+ private:
+  at::Tensor weight_;
+  double constant_;
+};
+
+TEST(Guard, GuardsAnyGuardedBranch) {
+  const auto images = random({8, 1, 6, 6}, 1, at::kFloat) * 0.7;
+  const auto x = at::pixel_unshuffle(images, 2);
+  for (const bool with_penalty : {true, false}) {
+    Sequential network(Squeeze(), InvertibleResidual(std::make_shared<MatrixBranch>(4, 0.9)));
+    Guard guard(*network, {.fraction = 1});
+    ASSERT_EQ(guard.size(), 1);
+    train(network, guard, images, 200, with_penalty);
+    const double trained = largest_by_svd(block_of(network), x);
+    if (with_penalty) {
+      EXPECT_LT(trained, 1.0);
+    } else {
+      EXPECT_GT(trained, 1.5) << "the goal has to push";
+    }
+    const auto certificates = guard.finish([&](const at::Tensor& batch) { network->forward(batch); }, {images}, "random images");
+    const double held = largest_by_svd(block_of(network), x);
+    EXPECT_LE(held, 0.9);
+    ASSERT_EQ(certificates.size(), 1U);
+    EXPECT_LE(certificates.front().constant, 0.9);
+    const auto [back, report] = network->inverse(network->forward(images), AndersonOptions{.tolerance = 1e-6});
+    EXPECT_TRUE(report.usable()) << report.full();
+    EXPECT_LT((back - images).abs().max().item<double>(), 1e-4);
+  }
+  Sequential loose(InvertibleResidual(std::make_shared<MatrixBranch>(4, 1.5)));
+  EXPECT_THROW(Guard{*loose}, Error) << "a constant above 1 guards nothing";
 }
 
 TEST(Guard, WithoutGuardedBlocksItDoesNothing) {
