@@ -23,27 +23,19 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/report/report.h"
-#include "invattn/train/captured_step.h"
-#include "invattn/train/checkpoint.h"
-#include "invattn/train/fast_convolutions.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
-#include "invattn/train/trace.h"
+#include "invattn/train/trainer.h"
 
 namespace invattn {
 namespace {
 
-using Clock = Progress::Clock;
-using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
 constexpr int64_t kMeasuredBatch = 8;
 
-/// What a step adds up, on the device: cross-entropy and penalty; and the largest local constant since the last report.
-enum Figure { kLoss, kPenalty, kLargest, kFigures };
-
-class Training {
+class Training : public TrainingTask {
  public:
   Training(DetectionOptions options, const DetectionRun& run)
       : options_(std::move(options)), run_(run), folder_(run.run.folder), device_(run.run.device), opened_(run.run, kOrigin) {
@@ -72,81 +64,35 @@ class Training {
         if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
       }
     }
-    optimizer_ = std::make_unique<Optimizer>(*detector_, options_.optimizer);
-    guard_ = std::make_unique<Guard>(*detector_, options_.guard);
     batches_.emplace(train_.size(0), options_.batch, options_.seed, device_);
-    sums_ = at::zeros({kFigures}, at::TensorOptions().dtype(at::kFloat).device(device_));
-    if (std::filesystem::exists(checkpoint_path())) restore();
-    if (!run.run.resume) keep_config();
-    trim_metrics(folder_, step_, kOrigin);
+    trainer_.emplace(*this, *detector_, Optimizer(*detector_, options_.optimizer),
+                     TrainerOptions{.name = kOrigin,
+                                    .folder = folder_,
+                                    .resume = run.run.resume,
+                                    .steps = steps(),
+                                    .batch = options_.batch,
+                                    .report_every = options_.report_every,
+                                    .look_every = options_.evaluate_every * per_epoch(),
+                                    .save_seconds = 60 * options_.save_minutes,
+                                    .time_limit = run.time_limit,
+                                    .capture = options_.capture,
+                                    .trace = run.trace,
+                                    .guard = options_.guard,
+                                    .advice = "Lower optimizer.learning_rate, or set optimizer.clip_norm."},
+                     progress_);
   }
 
   DetectionOutcome run() {
     const InterruptWatch watch;
-    const auto start = Clock::now();
-    const double before = seconds_;
-    const TimeLeft time(static_cast<double>(steps()));
-    const int64_t first = step_;
-    auto saved = start;
-    const auto quick = [&] {
-      return std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32, /*attention=*/true);
-    };
-    auto fast = quick();
-    const at::Device captured = options_.capture ? device_ : at::Device(at::kCPU);
-    CapturedStep step(captured, [this] { work(false); });
-    CapturedStep guarded_step(
-        captured, [this] { work(true); }, &step);
-    detector_->train();
     progress_.keep("Training " + std::string(to_string(options_.network.variant)) + " on " + std::to_string(train_.size(0)) + " images, " +
-                   std::to_string(parameter_count(*detector_)) + " weights, " + std::to_string(guard_->size()) +
-                   " guarded attention blocks, on " + device_.str() + (step_ > 0 ? ", from step " + std::to_string(step_) : "") + ".");
-    StepTrace trace(run_.trace);
-    while (step_ < steps()) {
-      batches_->choose(step_);
-      set_learning_rate();
-      // So that nothing of it has to be remembered.
-      at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step_)));
-      const bool guarded = guard_->due(step_, options_.batch);
-      if (trace.due(step_ - first) && (guarded || guard_->size() == 0)) {
-        const auto timeline = trace.run([&] {
-          work(guarded);
-          require_finite();  // waits
-        });
-        progress_.keep("Timeline of a step in " + timeline.string());
-      } else if (trace.pending()) {
-        work(guarded);
-      } else {
-        (guarded ? guarded_step : step)();
-      }
-      if (step_ == first && run_.run.resume) keep_config();
-      ++step_;
-      const bool last = step_ == steps();
-      if (step_ % options_.report_every == 0) {
-        seconds_ = before + seconds_since(start);
-        report(first, time);
-      }
-      if (!last && options_.evaluate_every > 0 && step_ % (options_.evaluate_every * per_epoch()) == 0) {
-        fast.reset();
-        look();
-        fast = quick();
-      }
-      const bool out_of_time = run_.time_limit > 0 && seconds_since(start) > run_.time_limit;
-      if (last || out_of_time || InterruptWatch::requested() || seconds_since(saved) > 60 * options_.save_minutes) {
-        seconds_ = before + seconds_since(start);
-        require_finite();
-        save_training();
-        saved = Clock::now();
-        InterruptWatch::check();
-        if (out_of_time && !last) return {.finished = false, .epoch = step_ / per_epoch()};
-      }
-    }
-    fast.reset();
-    if (first == step_) keep_config();
+                   std::to_string(parameter_count(*detector_)) + " weights, " + std::to_string(trainer_->guard().size()) +
+                   " guarded attention blocks, on " + device_.str() +
+                   (trainer_->step() > 0 ? ", from step " + std::to_string(trainer_->step()) : "") + ".");
+    if (!trainer_->run()) return {.finished = false, .epoch = trainer_->step() / per_epoch()};
     return finish();
   }
 
  private:
-  std::filesystem::path checkpoint_path() const { return folder_ / "checkpoint.safetensors"; }
   /// On a GPU what does not fit is found out by the first step.
   void require_room() const {
     if (!device_.is_cpu()) return;
@@ -166,133 +112,86 @@ class Training {
                        std::to_string(options_.network.size) + " pixels");
   }
 
-  /// A resumed run may have more epochs than before. Its configuration is kept once a step was made by it, so that a setting that fails
-  /// leaves the run as it was.
-  void keep_config() const { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
+  void keep_config() const override { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
   int64_t per_epoch() const { return batches_->per_epoch(); }
   int64_t steps() const { return options_.epochs * per_epoch(); }
 
   // ---- one step
 
-  void set_learning_rate() {
-    if (options_.schedule == Schedule::kConstant) return;
-    const double done = static_cast<double>(step_) / static_cast<double>(steps());
-    optimizer_->set_learning_rate(options_.optimizer.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+  double learning_rate(int64_t step) const override {
+    if (options_.schedule == Schedule::kConstant) return options_.optimizer.learning_rate;
+    const double done = static_cast<double>(step) / static_cast<double>(steps());
+    return options_.optimizer.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * done));
   }
 
-  /// Reads the numbers of the batch and adds to `sums_`, without waiting for the device.
-  void work(bool guarded) {
-    optimizer_->zero_grad();
+  StepKind prepare(int64_t step, bool guarded) override {
+    batches_->choose(step);
+    // So that nothing of it has to be remembered.
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step)));
+    return {.guarded = guarded};
+  }
+
+  at::Tensor loss(const StepKind& /*kind*/) override {
     const at::Tensor some = augmented(train_.index_select(0, batches_->numbers()), options_.flip, /*crop=*/0);
     at::Tensor pixels = some.narrow(1, 0, 3).to(at::kFloat);
     if (options_.channels_last) pixels = pixels.contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor truth = some.narrow(1, 3, 1).to(at::kFloat) / 255;
-    const at::Tensor loss = at::binary_cross_entropy_with_logits(detector_->forward(pixels), truth);
-    const at::Tensor penalty = guarded ? guard_->penalty() : at::Tensor();
-    (penalty.defined() ? loss + penalty : loss).backward();
-    optimizer_->step();
-    const at::NoGradGuard no_grad;
-    sums_[kLoss].add_(loss.detach());
-    if (!guarded) return;
-    sums_[kPenalty].add_(penalty.detach());
-    at::Tensor largest = sums_[kLargest];
-    at::maximum_out(largest, largest, guard_->largest());
+    return at::binary_cross_entropy_with_logits(detector_->forward(pixels), truth);
+  }
+
+  std::unique_ptr<FastConvolutions> precision() const override {
+    return std::make_unique<FastConvolutions>(options_.precision == DetectionPrecision::kTf32, /*attention=*/true);
   }
 
   // ---- looking at it
 
-  void require_finite() const {
-    if (sums_.isfinite().all().item<bool>()) return;
-    fail(ErrorKind::kNotConverged, kOrigin, "expected a finite loss, got one that is not a number by step ", step_,
-         ". Lower optimizer.learning_rate, or set optimizer.clip_norm.");
-  }
-
-  void report(int64_t first, const TimeLeft& time) {
-    require_finite();
-    const at::Tensor sums = sums_.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-    sums_.zero_();
-    const auto mean = [&](Figure figure) { return sums[figure].item<double>() / static_cast<double>(options_.report_every); };
-    const auto largest = sums[kLargest].item<double>();
-    append_metrics(folder_,
-                   ordered_json{{"step", step_},
-                                {"epoch", static_cast<double>(step_) / static_cast<double>(per_epoch())},
-                                {"loss", json_number(mean(kLoss))},
-                                {"penalty", json_number(mean(kPenalty))},
-                                {"largest", json_number(largest)},
-                                {"learning_rate", optimizer_->options().learning_rate},
-                                {"seconds", json_number(seconds_)}}
-                       .dump(),
-                   kOrigin);
-    const std::string left = time.text(static_cast<double>(step_ - first), static_cast<double>(first));
-    progress_.show("epoch " + std::to_string((step_ - 1) / per_epoch() + 1) + " of " + std::to_string(options_.epochs) + ": loss " +
-                   number_text("%.4f", mean(kLoss)) + (guard_->size() > 0 ? number_text(", largest local constant %.3f", largest) : "") +
-                   (left.empty() ? "" : ", " + left));
+  std::string report(const TrainingFigures& figures) override {
+    trainer_->record(ordered_json{{"step", trainer_->step()},
+                                  {"epoch", static_cast<double>(trainer_->step()) / static_cast<double>(per_epoch())},
+                                  {"loss", json_number(figures.loss)},
+                                  {"penalty", json_number(figures.penalty)},
+                                  {"largest", json_number(figures.largest)},
+                                  {"learning_rate", trainer_->optimizer().options().learning_rate},
+                                  {"seconds", json_number(trainer_->seconds())}}
+                         .dump());
+    return "epoch " + std::to_string((trainer_->step() - 1) / per_epoch() + 1) + " of " + std::to_string(options_.epochs) + ": loss " +
+           number_text("%.4f", figures.loss) +
+           (trainer_->guard().size() > 0 ? number_text(", largest local constant %.3f", figures.largest) : "");
   }
 
   /// The held-out images, by the averaged weights where there are such.
-  void look() {
-    optimizer_->swap_average();
+  void look() override {
+    trainer_->optimizer().swap_average();
     const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation);
-    optimizer_->swap_average();
+    trainer_->optimizer().swap_average();
     const SegmentationScores& s = score.scores;
-    append_metrics(
-        folder_,
-        ordered_json{{"step", step_},
-                     {"epoch", step_ / per_epoch()},
+    trainer_->record(
+        ordered_json{{"step", trainer_->step()},
+                     {"epoch", trainer_->step() / per_epoch()},
                      {"validation", {{"s_measure", s.s_measure}, {"f_measure", s.mean_f()}, {"e_measure", s.mean_e()}, {"mae", s.mae}}}}
-            .dump(),
-        kOrigin);
-    progress_.keep("epoch " + std::to_string(step_ / per_epoch()) + ": S " + number_text("%.4f", s.s_measure) +
+            .dump());
+    progress_.keep("epoch " + std::to_string(trainer_->step() / per_epoch()) + ": S " + number_text("%.4f", s.s_measure) +
                    number_text(", mean F %.4f", s.mean_f()) + number_text(", mean E %.4f", s.mean_e()) + number_text(", MAE %.4f", s.mae) +
                    " on " + std::to_string(score.images) + " held-out images");
-  }
-
-  // ---- saving
-
-  void save_training() {
-    Checkpoint checkpoint;
-    add_training(checkpoint, *detector_, *optimizer_);
-    add_guard(checkpoint, *guard_);
-    checkpoint.tensors.emplace("sums", sums_);
-    checkpoint.notes["progress"] = ordered_json{{"step", step_}, {"seconds", seconds_}}.dump();
-    sync_metrics(folder_, kOrigin);
-    save_checkpoint(checkpoint_path(), checkpoint);
-  }
-
-  void restore() {
-    const std::string origin = checkpoint_path().string();
-    const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
-    restore_training(checkpoint, *detector_, *optimizer_, origin);
-    restore_guard(checkpoint, *guard_, origin);
-    try {
-      sums_.copy_(checkpoint.tensors.at("sums"));
-      const json progress = parse_json(checkpoint.notes.at("progress"), origin);
-      step_ = count_at(progress, "step", origin);
-      seconds_ = number_at(progress, "seconds", 0, kLongestTraining, origin);
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception&) {
-      fail(ErrorKind::kData, origin,
-           "expected the checkpoint of a detection training, got one without its progress. Start the run afresh.");
-    }
   }
 
   // ---- the end
 
   DetectionOutcome finish() {
-    optimizer_->swap_average();
+    trainer_->optimizer().swap_average();
     detector_->eval();
+    const double seconds = trainer_->seconds();
     DetectionOutcome outcome{.finished = true, .epoch = options_.epochs};
-    if (guard_->size() > 0) {
+    if (trainer_->guard().size() > 0) {
       progress_.show("measuring the local constants of the attention");
       const int64_t count = chosen_count(options_.measured_images, train_.size(0));
       std::vector<at::Tensor> batches = train_.slice(0, 0, count).narrow(1, 0, 3).split(kMeasuredBatch);
       const auto forward = [this](const at::Tensor& images) { detector_->forward(images.to(at::kFloat)); };
-      for (const Certificate& certificate : guard_->finish(forward, batches, "training images")) {
+      for (const Certificate& certificate : trainer_->guard().finish(forward, batches, "training images")) {
         outcome.promises.push_back(certificate.text());
       }
     }
-    guard_.reset();  // it would go on recording
+    trainer_.reset();  // its guard would go on recording
     outcome.model = folder_ / "model.safetensors";
     save_detector(outcome.model, *detector_);
 
@@ -320,8 +219,8 @@ class Training {
                          {"seed", options_.seed},
                          {"epochs", options_.epochs},
                          {"train_images", train_.size(0)},
-                         {"seconds", json_number(seconds_)},
-                         {"seconds_per_epoch", json_number(seconds_ / static_cast<double>(options_.epochs))},
+                         {"seconds", json_number(seconds)},
+                         {"seconds_per_epoch", json_number(seconds / static_cast<double>(options_.epochs))},
                          {"parameters", parameter_count(*detector_)}};
     if (test.size() > 0) results["test"] = ordered_json::parse(to_json(outcome.test));
     results["certificates"] = outcome.promises;
@@ -341,13 +240,9 @@ class Training {
   at::Tensor train_;  // on the device
   MaskPairs validation_;
   Detector detector_{nullptr};
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<Guard> guard_;
   std::optional<Batches> batches_;
-  at::Tensor sums_;  // (kFigures), since the last report
-  int64_t step_ = 0;
-  double seconds_ = 0;  // of training, over all processes
   Progress progress_;
+  std::optional<Trainer> trainer_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "invattn/io/regular_file.h"
 #include "invattn/report/report.h"
 #include "invattn/train/interrupt.h"
+#include "invattn/train/metrics_log.h"
 #include "invattn/train/progress.h"
 
 namespace invattn {

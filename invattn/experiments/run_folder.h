@@ -41,14 +41,4 @@ class OpenRunFolder {
   FileDescriptor lock_;  // held by the system for as long as the process lives
 };
 
-/// Adds a line, a JSON object with its "step", to metrics.jsonl of the folder.
-void append_metrics(const std::filesystem::path& folder, const std::string& line, std::string_view origin);
-
-/// Before a checkpoint is written: a power cut then cannot take lines of steps that the checkpoint has behind it.
-void sync_metrics(const std::filesystem::path& folder, std::string_view origin);
-
-/// Leaves out the lines of steps after `step` and those of the end ("final"), which a resumed training will write again, and what is not a
-/// line.
-void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string_view origin);
-
 }  // namespace invattn

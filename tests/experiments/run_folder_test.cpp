@@ -10,6 +10,7 @@
 #include <string>
 
 #include "invattn/core/error.h"
+#include "invattn/train/metrics_log.h"
 #include "tests/io/file_fixture.h"
 
 namespace invattn::test {
