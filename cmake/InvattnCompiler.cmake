@@ -11,8 +11,10 @@ endif()
 
 add_library(invattn_flags INTERFACE)
 # -fPIC for programs, too: one precompiled header serves all, and the compiler refuses it where this flag differs.
+# A switch over an enumeration that misses a value does not compile.
 target_compile_options(invattn_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-Wall;-Wextra;-Wno-unused-parameter>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>")
+  "$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-Wall;-Wextra;-Wno-unused-parameter;-Werror=switch>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Werror=switch>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(invattn_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")  # for ccache, too
 endif()

@@ -93,21 +93,20 @@ struct Work {
 
 std::vector<AttentionCase> cases() {
   std::vector<AttentionCase> result;
-  const auto add = [&](kernels::Score score, kernels::Response response, int64_t b, int64_t d, int64_t n,
-                       kernels::Normalization normalization = kernels::Normalization::kColumns) {
+  const auto add = [&](Score score, Response response, int64_t b, int64_t d, int64_t n,
+                       Normalization normalization = Normalization::kColumns) {
     result.push_back({{b, d, 12, n, score, response, normalization, 1.0}, kernels::testing::Data::kRandom});
   };
-  using kernels::Response, kernels::Score;
   for (const auto& shape : {kernels::kSmallStandardShape, kernels::kLargeStandardShape}) {
     const int64_t b = shape.batch, n = shape.positions();
     add(Score::kProduct, Response::kExponential, b, 3, n);
     add(Score::kProduct, Response::kExponential, b, 12, n);
     add(Score::kProduct, Response::kEluPlusOne, b, 3, n);
     add(Score::kSum, Response::kEluPlusOne, b, 1, n);
-    add(Score::kProduct, Response::kExponential, b, 3, n, kernels::Normalization::kBalanced);
-    add(Score::kProduct, Response::kExponential, b, 12, n, kernels::Normalization::kBalanced);
-    add(Score::kProduct, Response::kElu, b, 3, n, kernels::Normalization::kRows);
-    add(Score::kSum, Response::kElu, b, 1, n, kernels::Normalization::kRows);
+    add(Score::kProduct, Response::kExponential, b, 3, n, Normalization::kBalanced);
+    add(Score::kProduct, Response::kExponential, b, 12, n, Normalization::kBalanced);
+    add(Score::kProduct, Response::kElu, b, 3, n, Normalization::kRows);
+    add(Score::kSum, Response::kElu, b, 1, n, Normalization::kRows);
   }
   return result;
 }

@@ -3,13 +3,11 @@
 #include <cstdint>
 #include <functional>
 
+#include "invattn/core/response_map.h"
+
 /// Attention on raw pointers. A_i = mass * sum_j R_ij F_j with R_ij = phi(s_ij) / normaliser; docs/reference/math.md has the formulas.
 /// The CPU and the CUDA kernels share these types.
 namespace invattn::kernels {
-
-enum class Score { kProduct, kSum };  ///< s_ij = q_i . k_j, or q_i + k_j (scalars)
-enum class Response { kExponential, kEluPlusOne, kSoftplus, kRelu, kElu, kIdentity };
-enum class Normalization { kColumns, kRows, kAll, kCount, kBalanced };
 
 /// What is computed, and for which sizes. Depth is 1 for Score::kSum.
 struct AttentionProblem {

@@ -35,9 +35,12 @@ AttentionKind kind_of(FlowAttention attention) {
       return AttentionKind::kEmbeddedGaussian;
     case FlowAttention::kDotProduct:
       return AttentionKind::kDotProduct;
-    default:
+    case FlowAttention::kConcatenation:
       return AttentionKind::kConcatenation;
+    case FlowAttention::kNone:
+      break;
   }
+  fail(ErrorKind::kUsage, kOrigin, "expected a kind of attention, got ", attention, ".");
 }
 
 AttentionOptions attention_options(const FlowOptions& options, int64_t channels) {

@@ -9,29 +9,15 @@
 #include "invattn/kernels/cuda/device.h"
 
 namespace invattn {
-namespace {
-
-// The same names in the same order: kernels/ knows nothing of torch, so that its enumerations are its own.
-template <class To, class From>
-To same(From from) {
-  return static_cast<To>(static_cast<int>(from));
-}
-static_assert(static_cast<int>(Score::kSum) == static_cast<int>(kernels::Score::kSum));
-static_assert(static_cast<int>(Response::kIdentity) == static_cast<int>(kernels::Response::kIdentity));
-static_assert(static_cast<int>(Response::kRelu) == static_cast<int>(kernels::Response::kRelu));
-static_assert(static_cast<int>(Normalization::kBalanced) == static_cast<int>(kernels::Normalization::kBalanced));
-static_assert(static_cast<int>(Normalization::kAll) == static_cast<int>(kernels::Normalization::kAll));
-
-}  // namespace
 
 kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map) {
   return {.batch = query.size(0),
           .depth = query.size(1),
           .values = value.size(1),
           .positions = query.size(2),
-          .score = same<kernels::Score>(map.score),
-          .response = same<kernels::Response>(map.response),
-          .normalization = same<kernels::Normalization>(map.normalization),
+          .score = map.score,
+          .response = map.response,
+          .normalization = map.normalization,
           .mass = map.mass};
 }
 

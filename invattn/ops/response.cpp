@@ -29,9 +29,12 @@ at::Tensor log_response(Response response, const at::Tensor& scores) {
       const auto tail = scores.clamp_max(kSoftplusTail);
       return at::where(scores < kSoftplusTail, tail - tail.exp() / 2, exact_softplus(scores.clamp_min(kSoftplusTail)).log());
     }
-    default:
-      fail(ErrorKind::kUsage, "log_response", "expected a positive response (exp, elu+1 or softplus), got ", response, ".");
+    case Response::kRelu:
+    case Response::kElu:
+    case Response::kIdentity:
+      break;
   }
+  fail(ErrorKind::kUsage, "log_response", "expected a positive response (exp, elu+1 or softplus), got ", response, ".");
 }
 
 at::Tensor log_response_derivative(Response response, const at::Tensor& scores) {
@@ -44,9 +47,12 @@ at::Tensor log_response_derivative(Response response, const at::Tensor& scores) 
       const auto body = scores.clamp_min(kSoftplusTail);
       return at::where(scores < kSoftplusTail, 1 - scores.clamp_max(kSoftplusTail).exp() / 2, at::sigmoid(body) / exact_softplus(body));
     }
-    default:
-      fail(ErrorKind::kUsage, "log_response_derivative", "expected a positive response (exp, elu+1 or softplus), got ", response, ".");
+    case Response::kRelu:
+    case Response::kElu:
+    case Response::kIdentity:
+      break;
   }
+  fail(ErrorKind::kUsage, "log_response_derivative", "expected a positive response (exp, elu+1 or softplus), got ", response, ".");
 }
 
 at::Tensor response(Response response, const at::Tensor& scores) {

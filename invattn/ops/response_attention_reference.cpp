@@ -124,7 +124,8 @@ at::Tensor dense_map(const AttentionInputs& inputs, const ResponseMap& map) {
         return at::softmax(exponent, 2);
       case Normalization::kAll:
         return at::softmax(exponent.flatten(1), 1).view_as(score);
-      default:
+      case Normalization::kCount:
+      case Normalization::kBalanced:
         break;
     }
   }

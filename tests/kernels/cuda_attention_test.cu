@@ -26,6 +26,7 @@
 
 namespace {
 
+using namespace invattn;
 using namespace invattn::kernels;
 using testing::Device;
 

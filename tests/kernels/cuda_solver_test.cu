@@ -24,6 +24,7 @@
 
 namespace {
 
+using namespace invattn;
 using namespace invattn::kernels;
 using cuda::SolverPath;
 using testing::Device;

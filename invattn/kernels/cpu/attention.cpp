@@ -56,9 +56,10 @@ bool covers(const AttentionProblem& p) {
     case Response::kElu:
     case Response::kIdentity:
       return p.normalization != Normalization::kBalanced;  // the root of a sum that may be negative
-    default:
+    case Response::kSoftplus:
       return false;
   }
+  return false;
 }
 
 template <class T>

@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 #include "invattn/kernels/cpu/exponential-inl.h"
@@ -55,9 +56,12 @@ HWY_INLINE void with_response(Response response, const Body& body) {
       return body.template operator()<Response::kElu>();
     case Response::kIdentity:
       return body.template operator()<Response::kIdentity>();
-    default:
+    case Response::kRelu:
       return body.template operator()<Response::kRelu>();
+    case Response::kSoftplus:
+      break;
   }
+  throw std::logic_error("[kernels] the CPU kernels do not do this response; covers() said so.");
 }
 
 /// e, e' and e'' from s and s less its shifts (in base 2 where there are shifts).

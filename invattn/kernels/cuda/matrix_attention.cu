@@ -723,7 +723,10 @@ unsigned pass_of(Stage stage, const AttentionProblem& problem, const Task<float>
     case Stage::kKeyGradientChange:
       if (balanced) return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, true, true>>();
       return run.template operator()<MatrixScoreGradientChange<M, kTiles, kResponse, false, true>>();
-    default:  // has no channels
+    case Stage::kColumnSums:  // these have no channels
+    case Stage::kRowSums:
+    case Stage::kColumnChange:
+    case Stage::kRowChange:
       break;
   }
   return 0;

@@ -7,6 +7,8 @@
 // and the gradients of the scores are sums over the blocks, each with its own share of what the sums take back, so that what cancels in
 // exact arithmetic cancels within a block.
 
+#include <stdexcept>
+
 #include "invattn/kernels/cuda/pairs.cuh"
 
 namespace invattn::kernels::cuda {
@@ -293,9 +295,14 @@ void dispatch_response(const AttentionProblem& problem, const F& function) {
       return function.template operator()<Response::kExponential>();
     case Response::kEluPlusOne:
       return function.template operator()<Response::kEluPlusOne>();
-    default:
+    case Response::kRelu:
       return function.template operator()<Response::kRelu>();
+    case Response::kSoftplus:
+    case Response::kElu:
+    case Response::kIdentity:
+      break;
   }
+  throw std::logic_error("[kernels] the CUDA kernels do not do this response; covers() said so.");
 }
 
 /// Calls with the compiled depth, values (of a block) and response. Double has fewer shapes: it is there for checks.

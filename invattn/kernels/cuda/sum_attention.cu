@@ -39,11 +39,28 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "invattn/kernels/cuda/sum_program.cuh"
 
 namespace invattn::kernels::cuda {
 namespace {
+
+/// Of the two responses that sum_covers admits.
+bool is_relu(Response response) {
+  switch (response) {
+    case Response::kRelu:
+      return true;
+    case Response::kEluPlusOne:
+      return false;
+    case Response::kExponential:
+    case Response::kSoftplus:
+    case Response::kElu:
+    case Response::kIdentity:
+      break;
+  }
+  throw std::logic_error("[kernels] the CUDA kernels do not do this response with a sum score; covers() said so.");
+}
 
 using namespace sums;
 
@@ -205,7 +222,7 @@ struct Arena {
     task.positions = n;
     task.batch = problem.batch;
     task.values = static_cast<int>(problem.values);
-    task.relu = problem.response == Response::kRelu;
+    task.relu = is_relu(problem.response);
     task.all = problem.normalization == Normalization::kAll;
     task.mass = static_cast<T>(problem.mass);
     const auto kind = problem.normalization;
