@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <mutex>
@@ -14,7 +13,6 @@
 #include <ostream>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "invattn/core/error.h"
@@ -24,8 +22,6 @@
 #include "invattn/nn/weight_budget.h"
 #include "invattn/ops/attention_inverse.h"
 #include "invattn/ops/composed_score.h"
-#include "invattn/solver/options.h"
-#include "invattn/solver/report.h"
 
 namespace invattn {
 namespace {
@@ -368,71 +364,27 @@ class AttentionImpl::PointLinearization final : public Linearization {
   std::unique_ptr<AttentionLinearization> inner_;
 };
 
-namespace {
-
-/// What the kernels need to know of the options, for the methods that they know.
-std::optional<AttentionInverseRules> rules_of(const SolverOptions& options) {
-  if (const auto* anderson = std::get_if<AndersonOptions>(&options); anderson != nullptr && !anderson->trace) {
-    anderson->validate();
-    return AttentionInverseRules{.tolerance = anderson->tolerance,
-                                 .max_iterations = anderson->max_iterations,
-                                 .memory = anderson->memory,
-                                 .mixing = anderson->mixing,
-                                 .regularization = anderson->regularization,
-                                 .patience = AndersonOptions::kPatience};
-  }
-  if (const auto* plain = std::get_if<FixedPointOptions>(&options); plain != nullptr && !plain->trace) {
-    plain->validate();
-    return AttentionInverseRules{
-        .tolerance = plain->tolerance, .max_iterations = plain->max_iterations, .memory = 0, .patience = FixedPointOptions::kPatience};
-  }
-  return std::nullopt;
-}
-
-/// The inverse by the kernels, with the report that the solvers would write.
-std::optional<Solution> fast_inverse(const AttentionBranch& branch, const at::Tensor& y, const SolverOptions& options) {
-  const auto rules = rules_of(options);
-  if (!rules) return std::nullopt;
-  const auto started = std::chrono::steady_clock::now();
-  auto outcome = fast_attention_inverse(branch, y.detach().flatten(2), *rules);
-  if (!outcome) return std::nullopt;
-  InverseReport report(std::string(method_name(options)), y.size(0));
-  std::visit(
-      [&report](const auto& chosen) {
-        report.options = print_fields(chosen);
-        report.tolerance = chosen.tolerance;
-      },
-      options);
-  report.residual = outcome->residual;
-  report.iterations = outcome->iterations.to(at::kLong);
-  const auto* statuses = outcome->status.const_data_ptr<int32_t>();
-  for (int64_t sample = 0; sample < y.size(0); ++sample) report.statuses[sample] = static_cast<SampleStatus>(statuses[sample]);
-  report.evaluations = y.size(0) == 0 ? 0 : report.most_iterations() + 1;
-  report.sample_evaluations = report.iterations.sum().item<int64_t>() + y.size(0) - report.count(SampleStatus::kNotFinite);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-  std::visit([&report](const auto& chosen) { report.throw_unless_usable(chosen.on_failure); }, options);
-  return Solution{outcome->x.view(y.sizes()), std::move(report)};
-}
-
-}  // namespace
-
 FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
   check(example, "Attention");
   at::NoGradGuard no_grad;
   const auto fixed = maps(example.size(2) * example.size(3));
-  return {[this, fixed](const at::Tensor& x) {
-            at::NoGradGuard quiet;
-            return evaluate(fixed, x);
-          },
-          [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
-            at::NoGradGuard quiet;
-            return std::make_unique<PointLinearization>(fixed, options_, clips(), x);
-          },
-          [this, fixed](const at::Tensor& y, const SolverOptions& options) -> std::optional<Solution> {
-            if (clips()) return std::nullopt;  // the kernels know no clipping
-            const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
-            return fast_inverse({map(fixed.query), map(fixed.key), map(fixed.value), map(fixed.output), options_.map()}, y, options);
-          }};
+  return {
+      [this, fixed](const at::Tensor& x) {
+        at::NoGradGuard quiet;
+        return evaluate(fixed, x);
+      },
+      [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
+        at::NoGradGuard quiet;
+        return std::make_unique<PointLinearization>(fixed, options_, clips(), x);
+      },
+      [this, fixed](const at::Tensor& y, const IterationRules& rules) -> std::optional<EngineRun> {
+        if (clips()) return std::nullopt;  // the kernels know no clipping
+        const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
+        const AttentionBranch branch{map(fixed.query), map(fixed.key), map(fixed.value), map(fixed.output), options_.map()};
+        auto found = fast_attention_inverse(branch, y.flatten(2), rules);
+        if (!found) return std::nullopt;
+        return EngineRun{found->x.view(y.sizes()), std::move(found->residual), std::move(found->iterations), std::move(found->statuses)};
+      }};
 }
 
 void AttentionImpl::project() {

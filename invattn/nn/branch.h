@@ -9,7 +9,7 @@
 
 #include "invattn/lipschitz/certificate.h"
 #include "invattn/ops/linearization.h"
-#include "invattn/solver/problem.h"
+#include "invattn/solver/engine.h"
 
 namespace invattn {
 
@@ -17,7 +17,7 @@ namespace invattn {
 struct FrozenBranch {
   TensorMap value;                                                             // g
   std::function<std::unique_ptr<Linearization>(const at::Tensor&)> linearize;  // x -> J at x
-  decltype(ResidualProblem::shortcut) invert = {};                             // a quicker inverse of x + g(x), where the branch knows one
+  Engine engine = {};                                                          // runs a whole iteration with g, where there is one
 };
 
 /// A branch evaluated at a point.

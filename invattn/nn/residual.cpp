@@ -82,7 +82,7 @@ Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOption
                                   const std::shared_ptr<Linearization> at_x = frozen.linearize(x);
                                   return [at_x](const at::Tensor& v) { return at_x->jvp(v); };
                                 },
-                                frozen.invert};
+                                frozen.engine};
   auto solution = solve(problem, y, options);
   if (const auto outside = branch_->outside_domain(solution.x); outside > 0) {
     solution.report.notes.push_back(std::to_string(outside) + " of " + std::to_string(y.size(0)) +

@@ -4,8 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <algorithm>
-
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/solver.h"
@@ -34,8 +32,7 @@ kernels::BranchWeights<T> pointers(const AttentionBranch& branch) {
 
 }  // namespace
 
-std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& branch, const at::Tensor& y,
-                                                       const AttentionInverseRules& rules) {
+std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& branch, const at::Tensor& y, const IterationRules& rules) {
   if (chosen_kernels() == Kernels::kReference || y.size(2) == 0) return std::nullopt;
   if (y.scalar_type() != at::kFloat && (y.scalar_type() != at::kDouble || y.is_cuda())) return std::nullopt;
   const at::NoGradGuard no_grad;
@@ -47,35 +44,31 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
   kernels::AttentionProblem problem = kernel_problem(y, y, branch.map);
   problem.depth = weights.query.weight.size(0);
   problem.values = weights.value.weight.size(0);
-  const kernels::SolverOptions options{.tolerance = rules.tolerance,
-                                       .max_iterations = rules.max_iterations,
-                                       .memory = std::min(rules.memory, rules.max_iterations),
-                                       .mixing = rules.mixing,
-                                       .regularization = rules.regularization,
-                                       .patience = rules.patience};
   const auto input = y.contiguous();
   AttentionInverse result;
   at::Tensor figures;  // residuals, then iterations and statuses, which are half as wide
+  static_assert(2 * sizeof(SampleStatus) == sizeof(double));
   const auto prepare = [&] {
     result.x = at::empty_like(input);
     figures = at::empty({2, problem.batch}, y.options().dtype(at::kDouble));  // one piece, so that a device sends it with one copy
     auto* counts = static_cast<int32_t*>(figures[1].data_ptr());
-    return kernels::SolverReport{figures.data_ptr<double>(), counts, counts + problem.batch};
+    return kernels::SolverReport{figures.data_ptr<double>(), counts, reinterpret_cast<SampleStatus*>(counts + problem.batch)};
   };
   const auto unpack = [&] {
     const auto here = figures.cpu();
     const auto counts = here[1].view(at::kInt).view({2, problem.batch});
     result.residual = here[0];
-    result.iterations = counts[0];
-    result.status = counts[1];
+    result.iterations = counts[0].to(at::kLong);
+    const auto* statuses = reinterpret_cast<const SampleStatus*>(counts[1].const_data_ptr<int32_t>());
+    result.statuses.assign(statuses, statuses + problem.batch);
   };
   if (y.is_cuda()) {
-    if (!kernels::cuda::solver_covers(problem, channels, options)) return std::nullopt;
+    if (!kernels::cuda::solver_covers(problem, channels, rules)) return std::nullopt;
     const c10::DeviceGuard guard(y.device());
-    const auto bytes = kernels::cuda::solver_workspace_bytes(problem, channels, options, kernels::cuda::multiprocessors());
+    const auto bytes = kernels::cuda::solver_workspace_bytes(problem, channels, rules, kernels::cuda::multiprocessors());
     const DeviceLaunch launch(y.device(), bytes);
     const auto report = prepare();
-    kernels::cuda::solve(problem, channels, pointers<float>(weights), options, input.const_data_ptr<float>(), result.x.data_ptr<float>(),
+    kernels::cuda::solve(problem, channels, pointers<float>(weights), rules, input.const_data_ptr<float>(), result.x.data_ptr<float>(),
                          report, launch.get());
     launch.check("inverse");
     unpack();
@@ -83,9 +76,9 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
   }
   const auto on_cpu = [&](auto type) {
     using T = decltype(type);
-    if (!kernels::cpu::solver_covers<T>(problem, channels, options)) return false;
+    if (!kernels::cpu::solver_covers<T>(problem, channels, rules)) return false;
     const auto report = prepare();
-    kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), options, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
+    kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), rules, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
                            torch_threads());
     unpack();
     return true;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "invattn/solver/driver.h"
 
@@ -54,13 +55,11 @@ class Anderson final : public Method {
     price_ = at::ones({samples}, x.options().dtype(at::kLong));
   }
 
-  /// Which samples take a plain step now (n). A rejected step costs one, and each rejection after it twice as many as the one before,
-  /// until an accelerated step is accepted: where rounding makes the plain step from the best iterate no better than that, returning to
-  /// it again and again would go round in a circle.
+  /// Which samples take a plain step now (n): BackOff::wait for all of them, without asking the device.
   at::Tensor wait(const at::Tensor& rejected) {
     const at::Tensor accepted = accelerated_.logical_and(rejected.logical_not());
     waiting_ = at::where(rejected, price_, (waiting_ - 1).clamp_min(0));
-    price_ = at::where(rejected, (2 * price_).clamp_max(kLargestPrice), at::where(accepted, at::ones_like(price_), price_));
+    price_ = at::where(rejected, (2 * price_).clamp_max(BackOff::kLargestPrice), at::where(accepted, at::ones_like(price_), price_));
     return waiting_ > 0;
   }
 
@@ -101,8 +100,6 @@ class Anderson final : public Method {
     return choose_rows(solved, weights, at::zeros_like(weights));
   }
 
-  static constexpr int64_t kLargestPrice = 8;
-
   const AndersonOptions& options_;
   int64_t steps_ = 0;
   at::Tensor previous_x_;       // (n, d)
@@ -120,6 +117,7 @@ class Anderson final : public Method {
 
 Solution solve_anderson(const ResidualProblem& problem, const at::Tensor& y, const AndersonOptions& options, const at::Tensor& initial) {
   const Rules rules = Rules::from(options);
+  if (auto solution = run_engine(problem, y, initial, rules)) return *std::move(solution);
   Anderson method(options);
   return drive(problem, y, initial, rules, method);
 }

@@ -7,8 +7,10 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "invattn/core/error.h"
@@ -17,8 +19,10 @@ namespace invattn {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kDivergence = 1e4;  // residual / first residual above which an iterate is bad
-constexpr double kProgress = 0.99;   // best residual / best residual `patience` steps before, above which a sample has stagnated
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point started) { return std::chrono::duration<double>(Clock::now() - started).count(); }
 
 at::Tensor rms(const at::Tensor& rows) {  // (n, d) -> (n) float64
   const auto entries = static_cast<double>(std::max<int64_t>(rows.size(1), 1));
@@ -44,42 +48,6 @@ std::string describe(const at::Tensor& tensor) {
 bool alike(const at::Tensor& left, const at::Tensor& right) {
   return left.sizes() == right.sizes() && left.scalar_type() == right.scalar_type() && left.device() == right.device();
 }
-
-/// The stopping rules of one sample.
-class Monitor {
- public:
-  /// Takes the residual of the newest iterate; the status once the sample has to stop, else kNotConverged.
-  SampleStatus observe(double residual, const Rules& rules) {
-    if (!std::isfinite(first_)) first_ = residual;
-    if (residual < best_) best_ = residual;
-    if (best_ <= rules.tolerance) return SampleStatus::kConverged;
-
-    const SampleStatus before = bad_;
-    bad_ = !std::isfinite(residual)          ? SampleStatus::kNotFinite
-           : residual > kDivergence * first_ ? SampleStatus::kDiverged
-                                             : SampleStatus::kNotConverged;
-    // The first of the two bad iterates names the cause: what diverges ends as infinity soon enough.
-    if (bad_ != SampleStatus::kNotConverged && before != SampleStatus::kNotConverged) return before;
-
-    if (iteration_ == 0 || best_ <= kProgress * milestone_) {
-      milestone_ = best_;
-      milestone_iteration_ = iteration_;
-    }
-    if (iteration_ - milestone_iteration_ >= rules.patience) return SampleStatus::kStagnated;
-    ++iteration_;
-    return SampleStatus::kNotConverged;
-  }
-
-  double best() const { return best_; }
-
- private:
-  double first_ = kInfinity;  // the first finite one
-  double best_ = kInfinity;
-  double milestone_ = 0.0;
-  int64_t iteration_ = 0;
-  int64_t milestone_iteration_ = 0;
-  SampleStatus bad_ = SampleStatus::kNotConverged;
-};
 
 void check_input(const ResidualProblem& problem, const at::Tensor& y, const at::Tensor& initial, const std::string& method) {
   require(static_cast<bool>(problem.branch), method,
@@ -151,15 +119,43 @@ void Evaluator::keep(const at::Tensor& rows) {
   scale_ = scale_.index_select(0, rows);
 }
 
+InverseReport Rules::new_report(int64_t batch) const {
+  InverseReport report(method, batch);
+  report.options = options;
+  report.tolerance = iteration.tolerance;
+  return report;
+}
+
+std::optional<Solution> run_engine(const ResidualProblem& problem, const at::Tensor& y, const at::Tensor& initial, const Rules& rules) {
+  check_input(problem, y, initial, rules.method);
+  if (!problem.engine || initial.defined() || rules.trace) return std::nullopt;
+  const auto started = Clock::now();
+  auto run = problem.engine(y.detach(), rules.iteration);
+  if (!run) return std::nullopt;
+  InverseReport report = rules.new_report(y.size(0));
+  report.residual = std::move(run->residual);
+  report.iterations = std::move(run->iterations);
+  report.statuses = std::move(run->statuses);
+  // A sample takes one evaluation at the start and one per step, but none where y is not finite.
+  const auto iterations = report.iterations.accessor<int64_t, 1>();
+  for (int64_t sample = 0; sample < report.batch(); ++sample) {
+    const int64_t steps = iterations[sample];
+    if (steps == 0 && report.statuses[sample] == SampleStatus::kNotFinite) continue;
+    report.evaluations = std::max(report.evaluations, steps + 1);
+    report.sample_evaluations += steps + 1;
+  }
+  report.seconds = seconds_since(started);
+  report.throw_unless_usable(rules.on_failure);
+  return Solution{std::move(run->x), std::move(report)};
+}
+
 Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Tensor& initial, const Rules& rules, Method& method) {
   check_input(problem, y, initial, rules.method);
-  const auto started = std::chrono::steady_clock::now();
+  const auto started = Clock::now();
   const at::NoGradGuard no_grad;
 
   const int64_t batch = y.size(0);
-  InverseReport report(rules.method, batch);
-  report.options = rules.options;
-  report.tolerance = rules.tolerance;
+  InverseReport report = rules.new_report(batch);
   auto residuals = report.residual.accessor<double, 1>();
   auto iterations = report.iterations.accessor<int64_t, 1>();
   std::vector<double> latest(static_cast<size_t>(batch), kInfinity);  // for the trace
@@ -184,6 +180,7 @@ Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Te
   }
 
   Evaluator evaluator(problem, y.detach());
+  const StoppingRules stopping = StoppingRules::of(rules.iteration);
   std::vector<Monitor> monitors(static_cast<size_t>(batch));
   if (!active.empty()) {
     if (static_cast<int64_t>(active.size()) < batch) {
@@ -207,12 +204,12 @@ Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Te
       for (size_t row = 0; row < active.size(); ++row) {
         const int64_t sample = active[row];
         const double residual = newest.const_data_ptr<double>()[row];
-        const SampleStatus status = monitors[sample].observe(residual, rules);
+        Monitor& monitor = monitors[sample];
+        const bool stops = monitor.observe(residual, stopping);
         latest[sample] = residual;
-        residuals[sample] = monitors[sample].best();
-        iterations[sample] = iteration;
-        report.statuses[sample] = status;
-        const bool stops = status != SampleStatus::kNotConverged || iteration == rules.max_iterations;
+        residuals[sample] = monitor.best;
+        iterations[sample] = monitor.iteration;
+        report.statuses[sample] = monitor.status;
         (stops ? stopped : remaining).push_back(sample);
         (stops ? leaving : kept).push_back(static_cast<int64_t>(row));
       }
@@ -235,7 +232,7 @@ Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Te
 
   report.evaluations = evaluator.evaluations();
   report.sample_evaluations = evaluator.sample_evaluations();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  report.seconds = seconds_since(started);
   report.throw_unless_usable(rules.on_failure);
   return {result.view(y.sizes()), std::move(report)};
 }

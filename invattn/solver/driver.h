@@ -2,12 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "invattn/core/fields.h"
+#include "invattn/core/iteration.h"
 #include "invattn/solver/options.h"
 #include "invattn/solver/problem.h"
 
@@ -75,23 +79,34 @@ class Method {
   virtual void keep(const at::Tensor& /*rows*/) {}
 };
 
-/// When to stop, and what to say then.
+/// What the options of a method ask for: when to stop, and what to say then.
 struct Rules {
   std::string method;
   std::string options;
-  double tolerance;
-  int64_t max_iterations;
+  IterationRules iteration;
   bool trace;
   OnFailure on_failure;
-  int64_t patience;  // steps without progress after which a sample has stagnated
 
   template <class Options>
   static Rules from(const Options& options) {
     options.validate();
-    return {std::string(Options::kName), print_fields(options), options.tolerance, options.max_iterations, options.trace,
-            options.on_failure,          Options::kPatience};
+    IterationRules iteration{
+        .tolerance = options.tolerance, .max_iterations = options.max_iterations, .patience = Options::kPatience, .memory = 0};
+    if constexpr (std::same_as<Options, AndersonOptions>) {
+      iteration.memory = std::min(options.memory, options.max_iterations);
+      iteration.mixing = options.mixing;
+      iteration.regularization = options.regularization;
+    }
+    return {std::string(Options::kName), print_fields(options), iteration, options.trace, options.on_failure};
   }
+
+  /// Nothing has been solved yet.
+  InverseReport new_report(int64_t batch) const;
 };
+
+/// The whole iteration by the problem's engine; nothing where there is none, it does not cover the rules, or a starting value or a trace is
+/// asked for. For the methods that IterationRules speaks of: the fixed point and Anderson's.
+std::optional<Solution> run_engine(const ResidualProblem& problem, const at::Tensor& y, const at::Tensor& initial, const Rules& rules);
 
 Solution drive(const ResidualProblem& problem, const at::Tensor& y, const at::Tensor& initial, const Rules& rules, Method& method);
 

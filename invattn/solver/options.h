@@ -30,7 +30,7 @@ struct EnumNames<OnFailure> {
 //     residual = rms(x + g(x) - y) / (1 + rms(y)) <= tolerance,        rms(v) = sqrt(sum_i v_i^2 / d) over its d entries.
 //
 // With g of Lipschitz constant L < 1 the error is bounded by the residual: rms(x - x*) <= residual (1 + rms(y)) / (1 - L).
-// The other ways to stop are listed at SampleStatus in report.h.
+// The other ways to stop are listed at SampleStatus in core/iteration.h.
 
 /// The paper's algorithm, x <- y - g(x). Converges when g is a contraction: the residual falls by its constant at every step.
 struct FixedPointOptions {

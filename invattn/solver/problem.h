@@ -3,9 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <optional>
 
-#include "invattn/solver/options.h"
+#include "invattn/solver/engine.h"
 #include "invattn/solver/report.h"
 
 namespace invattn {
@@ -22,9 +21,8 @@ struct ResidualProblem {
   std::function<at::Tensor(const at::Tensor& x)> branch;
   /// x -> (v -> J_g(x) v), both (B, ...). Needed by Newton-Krylov only, and may be empty for the other methods.
   std::function<std::function<at::Tensor(const at::Tensor& v)>(const at::Tensor& x)> linearize;
-  /// A quicker way to what the methods of this room would give from the start y, by the same rules; nothing where it cannot do what the
-  /// options ask for. May be empty.
-  std::function<std::optional<Solution>(const at::Tensor& y, const SolverOptions& options)> shortcut = {};
+  /// Runs a whole iteration at once. May be empty; the methods then call `branch` step by step.
+  Engine engine = {};
 };
 
 }  // namespace invattn

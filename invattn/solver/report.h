@@ -9,20 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "invattn/core/iteration.h"
 #include "invattn/core/names.h"
 #include "invattn/solver/options.h"
 
 namespace invattn {
-
-/// How the inversion of one sample ended, from best to worst. `residual` is that of the stopping rule in options.h.
-enum class SampleStatus {
-  kExact,         ///< the map has a closed inverse: nothing was solved
-  kConverged,     ///< residual <= tolerance
-  kNotConverged,  ///< max_iterations steps were taken (also: nothing was solved yet)
-  kStagnated,     ///< best residual > 0.99 x the best residual of `patience` steps before: 50 fixed point, 20 Anderson, 4 Newton steps
-  kDiverged,      ///< residual > 1e4 x the first residual, two steps in a row
-  kNotFinite,     ///< NaN or infinity in y, or in x or g(x) two steps in a row
-};
 
 template <>
 struct EnumNames<SampleStatus> {

@@ -1,6 +1,5 @@
 #include "invattn/solver/solve.h"
 
-#include <utility>
 #include <variant>
 
 #include "invattn/solver/anderson.h"
@@ -23,9 +22,6 @@ struct Dispatch {
 }  // namespace
 
 Solution solve(const ResidualProblem& problem, const at::Tensor& y, const SolverOptions& options, const at::Tensor& initial) {
-  if (problem.shortcut && !initial.defined()) {
-    if (auto solution = problem.shortcut(y, options)) return *std::move(solution);
-  }
   return std::visit(Dispatch{problem, y, initial}, options);
 }
 

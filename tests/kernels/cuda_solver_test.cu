@@ -21,6 +21,7 @@
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/cuda/solver_paths.h"
 #include "tests/kernels/cuda_support.cuh"
+#include "tests/kernels/solver_cases.h"
 
 namespace {
 
@@ -35,6 +36,8 @@ constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, 
 const char* name(SolverPath path) {
   return path == SolverPath::kTwoBlocks ? "two blocks" : path == SolverPath::kOneBlock ? "one block" : "kernels";
 }
+
+std::string number(SampleStatus status) { return std::to_string(static_cast<int>(status)); }
 
 void expect(bool good, const std::string& what) {
   std::printf("%s%s\n", what.c_str(), good ? "" : "  FAILED");
@@ -149,116 +152,11 @@ double length(const std::vector<double>& x) {
   return std::sqrt(sum);
 }
 
-struct HostSolution {
-  std::vector<double> x;
-  double residual;
-  int iterations;
-  SolverStatus status;
-  int rejections = 0;  // of accelerated steps
-};
+using HostSolution = testing::SampleOutcome<double>;
 
-/// invattn/solver/driver.cpp with anderson.cpp or fixed_point.cpp for one sample, all in float64.
-HostSolution host_solve(const Branch& branch, const std::vector<double>& y, const SolverOptions& options) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  const size_t entries = y.size();
-  const double scale = 1 + length(y) / std::sqrt(double(entries));
-  if (!std::isfinite(scale)) return {y, infinity, 0, SolverStatus::kNotFinite};
-  const auto memory = static_cast<int>(std::min(options.memory, options.max_iterations));
-  std::vector<double> x = y, image, defect(entries), best_x, best_image, previous_x, previous_defect;
-  std::vector<std::vector<double>> steps(memory, std::vector<double>(entries, 0)), changes = steps;
-  std::vector<double> gram(memory * memory, 0);
-  double first = infinity, best = infinity, milestone = 0;
-  int milestone_iteration = 0, waiting = 0, price = 1, rejections = 0;
-  bool accelerated = false, previous_finite = false;
-  SolverStatus bad = SolverStatus::kNotConverged;
-  const auto dot = [&](const std::vector<double>& a, const std::vector<double>& b) {
-    double sum = 0;
-    for (size_t e = 0; e < entries; ++e) sum += a[e] * b[e];
-    return sum;
-  };
-  for (int iteration = 0;; ++iteration) {
-    image = branch(x);
-    for (size_t e = 0; e < entries; ++e) image[e] = y[e] - image[e], defect[e] = x[e] - image[e];
-    const double residual = length(defect) / std::sqrt(double(entries)) / scale;
-    if (iteration == 0 || residual < best) best_x = x, best_image = image;
-    if (!std::isfinite(first)) first = residual;
-    if (residual < best) best = residual;
-    if (best <= options.tolerance) return {best_x, best, iteration, SolverStatus::kConverged, rejections};
-    const SolverStatus before = bad;
-    bad = !std::isfinite(residual) ? SolverStatus::kNotFinite
-          : residual > 1e4 * first ? SolverStatus::kDiverged
-                                   : SolverStatus::kNotConverged;
-    if (bad != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) return {best_x, best, iteration, before, rejections};
-    if (iteration == 0 || best <= 0.99 * milestone) milestone = best, milestone_iteration = iteration;
-    if (iteration - milestone_iteration >= options.patience) return {best_x, best, iteration, SolverStatus::kStagnated, rejections};
-    if (iteration == options.max_iterations) return {best_x, best, iteration, SolverStatus::kNotConverged, rejections};
-    if (memory == 0) {
-      x = image;
-      continue;
-    }
-    const auto mixed = [&](double from, double to) { return from + options.mixing * (to - from); };
-    if (iteration == 0) {
-      previous_x = x, previous_defect = defect, previous_finite = std::isfinite(residual);
-      for (size_t e = 0; e < entries; ++e) x[e] = mixed(x[e], image[e]);
-      continue;
-    }
-    const bool rejected = accelerated && !(residual <= best);
-    if (rejected) {
-      ++rejections;
-      x = best_x, image = best_image;
-      for (size_t e = 0; e < entries; ++e) defect[e] = x[e] - image[e];
-    }
-    const bool finite = std::isfinite(rejected ? best : residual), usable = finite && previous_finite && !rejected;
-    waiting = rejected ? price : std::max(waiting - 1, 0);
-    price = rejected ? std::min(2 * price, 8) : accelerated ? 1 : price;
-    const int slot = (iteration - 1) % memory;
-    for (size_t e = 0; e < entries; ++e) {
-      changes[slot][e] = usable ? defect[e] - previous_defect[e] : 0;
-      steps[slot][e] = usable ? x[e] - previous_x[e] - options.mixing * changes[slot][e] : 0;
-    }
-    std::vector<double> right(memory), scales(memory), normal(memory * memory), weights(memory, 0);
-    for (int m = 0; m < memory; ++m) {
-      gram[slot * memory + m] = gram[m * memory + slot] = dot(changes[slot], changes[m]);
-      right[m] = dot(defect, changes[m]);
-    }
-    if (rejected) std::fill(gram.begin(), gram.end(), 0.0);
-    for (int m = 0; m < memory; ++m) scales[m] = gram[m * memory + m] > 0 ? 1 / std::sqrt(gram[m * memory + m]) : 0;
-    for (int a = 0; a < memory; ++a)
-      for (int b = 0; b < memory; ++b) {
-        normal[a * memory + b] = gram[a * memory + b] * scales[a] * scales[b];
-        if (a == b) normal[a * memory + b] += options.regularization + (scales[a] == 0 ? 1 : 0);
-      }
-    bool solved = true;  // by Cholesky
-    for (int c = 0; c < memory && solved; ++c)
-      for (int r = c; r < memory; ++r) {
-        double sum = normal[r * memory + c];
-        for (int k = 0; k < c; ++k) sum -= normal[r * memory + k] * normal[c * memory + k];
-        if (r == c) solved = solved && sum > 0;
-        normal[r * memory + c] = r == c ? std::sqrt(sum) : sum / normal[c * memory + c];
-      }
-    if (solved) {
-      for (int r = 0; r < memory; ++r) {
-        double sum = right[r] * scales[r];
-        for (int k = 0; k < r; ++k) sum -= normal[r * memory + k] * weights[k];
-        weights[r] = sum / normal[r * memory + r];
-      }
-      for (int r = memory - 1; r >= 0; --r) {
-        for (int k = r + 1; k < memory; ++k) weights[r] -= normal[k * memory + r] * weights[k];
-        weights[r] /= normal[r * memory + r];
-      }
-      for (int m = 0; m < memory; ++m) weights[m] *= scales[m];
-      for (const double w : weights) solved = solved && std::isfinite(w);
-    }
-    const bool plain = waiting > 0;
-    if (!solved || plain) std::fill(weights.begin(), weights.end(), 0.0);
-    accelerated = std::any_of(weights.begin(), weights.end(), [](double w) { return w != 0; });
-    previous_x = x, previous_defect = defect, previous_finite = finite;
-    for (size_t e = 0; e < entries; ++e) {
-      double next = plain ? image[e] : mixed(x[e], image[e]);
-      for (int m = 0; m < memory; ++m) next -= weights[m] * steps[m][e];
-      x[e] = next;
-    }
-  }
+/// One sample, all in float64.
+HostSolution host_solve(const Branch& branch, const std::vector<double>& y, const IterationRules& rules) {
+  return testing::PlainSolver<double>(branch, y, rules).solve();
 }
 
 // ---- Cases ----------------------------------------------------------------------------------------------------------------------------
@@ -292,14 +190,15 @@ struct Solver {
   AttentionProblem problem;
   int64_t channels;
   bool symmetric;  // one array of weights for query and key
-  SolverOptions options;
+  IterationRules options;
   Device<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias, y, x;
   Device<double> residual;
-  Device<int32_t> iterations, status;
+  Device<int32_t> iterations;
+  Device<SampleStatus> status;
   std::vector<char*> workspaces;  // one for each way
   cuda::Launch launch;
 
-  Solver(const Branch& b, const std::vector<float>& y_, const SolverOptions& o)
+  Solver(const Branch& b, const std::vector<float>& y_, const IterationRules& o)
       : problem(b.problem),
         channels(b.channels),
         symmetric(b.symmetric),
@@ -318,7 +217,7 @@ struct Solver {
         iterations(b.problem.batch),
         status(b.problem.batch) {
     launch.multiprocessors = multiprocessors;
-    options.host_loop = options.host_loop || host_loop;
+    launch.host_loop = host_loop;
     for (const SolverPath path : kPaths) {
       const bool covered = cuda::path_covers(path, problem, channels, options);
       workspaces.push_back(
@@ -372,7 +271,7 @@ std::vector<double> sample_of(const std::vector<float>& all, int64_t sample, int
 }
 
 /// Solves by one way, twice, and compares with the host: status, iterations within `slack`, solution.
-void compare(SolverPath path, const char* kind, const Branch& branch, const std::vector<float>& y, const SolverOptions& options,
+void compare(SolverPath path, const char* kind, const Branch& branch, const std::vector<float>& y, const IterationRules& options,
              int slack = 1, double bound = 2e-5) {
   const AttentionProblem& p = branch.problem;
   const int64_t entries = branch.channels * p.positions;
@@ -385,17 +284,18 @@ void compare(SolverPath path, const char* kind, const Branch& branch, const std:
   solver.solve(path);
   CHECK_CUDA(cudaDeviceSynchronize());
   const auto x = solver.x.host();
-  const auto iterations = solver.iterations.host(), status = solver.status.host();
+  const auto iterations = solver.iterations.host();
+  const auto status = solver.status.host();
   const auto residual = solver.residual.host();
   bool ok = true;
   double worst = 0;
   for (int64_t s = 0; s < p.batch; ++s) {
     const auto host = host_solve(branch, sample_of(y, s, entries), options);
-    ok = ok && status[s] == static_cast<int>(host.status) && std::abs(iterations[s] - host.iterations) <= slack;
-    line += std::to_string(iterations[s]) + "/" + std::to_string(host.iterations) + " status " + std::to_string(status[s]) + "/" +
-            std::to_string(static_cast<int>(host.status)) + ", ";
-    if (host.status == SolverStatus::kConverged) ok = ok && residual[s] <= options.tolerance;
-    if (host.status == SolverStatus::kConverged || (host.status == SolverStatus::kNotConverged && options.memory == 0)) {
+    ok = ok && status[s] == host.status && std::abs(iterations[s] - host.iterations) <= slack;
+    line += std::to_string(iterations[s]) + "/" + std::to_string(host.iterations) + " status " + number(status[s]) + "/" +
+            number(host.status) + ", ";
+    if (host.status == SampleStatus::kConverged) ok = ok && residual[s] <= options.tolerance;
+    if (host.status == SampleStatus::kConverged || (host.status == SampleStatus::kNotConverged && options.memory == 0)) {
       auto difference = host.x;
       for (int64_t e = 0; e < entries; ++e) difference[e] -= x[s * entries + e];
       const double error = length(difference) / length(host.x);
@@ -414,7 +314,7 @@ void compare(SolverPath path, const char* kind, const Branch& branch, const std:
 
 /// The same result from another problem's workspace (its executable graph serves both), and from a captured stream.
 void test_reuse(SolverPath path, int64_t n) {
-  const SolverOptions options;
+  const IterationRules options;
   const auto y = draw(12 * n, 14);
   const Branch branch(problem_of(kKinds[1], 1, n), 12, 0.35, 24), other(problem_of(kKinds[1], 1, n), 12, 0.35, 25);
   Solver solver(branch, y, options), borrower(other, draw(12 * n, 15), options), alone(other, draw(12 * n, 15), options);
@@ -435,9 +335,8 @@ void test_reuse(SolverPath path, int64_t n) {
   expect(same(borrower, alone), std::string(name(path)) + ": a workspace used by two problems in turn");
   std::swap(borrower.workspaces, solver.workspaces);
 #ifndef INVATTN_CUDA_EMULATION
-  SolverOptions by_host = options;
-  by_host.host_loop = true;
-  Solver host(branch, y, by_host);
+  Solver host(branch, y, options);
+  host.launch.host_loop = true;
   host.solve(path);
   CHECK_CUDA(cudaDeviceSynchronize());
   expect(same(host, solver), std::string(name(path)) + ": the loop run by the host");
@@ -464,7 +363,7 @@ void test_reuse(SolverPath path, int64_t n) {
 
 /// Each kernel once or twice, on as few positions as show its barriers.
 void test_tiny() {
-  const SolverOptions anderson;
+  const IterationRules anderson;
   for (const SolverPath path : kPaths) {
     if (way >= 0 && static_cast<int>(path) != way) continue;
     const int64_t n = path == SolverPath::kKernels ? 40 : 140;  // more than a block handles at a time
@@ -476,7 +375,7 @@ void test_tiny() {
 }
 
 void test(bool small) {
-  SolverOptions anderson, fixed_point;
+  IterationRules anderson, fixed_point;
   fixed_point.memory = 0;
   fixed_point.max_iterations = 500;
   fixed_point.patience = 50;
@@ -526,7 +425,7 @@ void test(bool small) {
     }
     const int64_t n = small ? 20 : 200;
     // Options other than the defaults.
-    SolverOptions options = anderson;
+    IterationRules options = anderson;
     options.memory = 3;
     options.mixing = 0.7;
     compare(path, "mixing 0.7", Branch(problem_of(kKinds[1], 1, n), 12, 0.6, 16), draw(12 * n, 7), options);
@@ -535,7 +434,7 @@ void test(bool small) {
       const Branch branch(problem_of(kKinds[1], 1, 20), 12, strength, 26);
       const auto y = draw(12 * 20, 16);
       const auto host = host_solve(branch, sample_of(y, 0, 12 * 20), anderson);
-      if (host.status != SolverStatus::kConverged || host.rejections == 0) continue;
+      if (host.status != SampleStatus::kConverged || host.rejections == 0) continue;
       compare(path, "rejections", branch, y, anderson, 2 + host.iterations / 4);
       break;
     }
@@ -553,11 +452,11 @@ void test(bool small) {
       Solver solver(branch, draw(12 * n, 10), options);
       solver.solve(path);
       CHECK_CUDA(cudaDeviceSynchronize());
-      const int status = solver.status.host()[0];
+      const SampleStatus status = solver.status.host()[0];
       const double residual = solver.residual.host()[0];
       char line[120];
-      std::snprintf(line, sizeof line, "%-10s tolerance 1e-12: status %d, residual %.1e", name(path), status, residual);
-      expect(status == static_cast<int>(SolverStatus::kStagnated) && residual < 3e-7, line);
+      std::snprintf(line, sizeof line, "%-10s tolerance 1e-12: status %d, residual %.1e", name(path), int(status), residual);
+      expect(status == SampleStatus::kStagnated && residual < 3e-7, line);
     }
     {  // What is not finite in one sample leaves the others alone, bit by bit.
       const Branch branch(problem_of(kKinds[0], 3, n), 12, 0.35, 20);
@@ -571,16 +470,16 @@ void test(bool small) {
       const auto x = whole.x.host(), other = broken.x.host();
       const auto status = broken.status.host();
       const bool same = std::memcmp(x.data(), other.data(), 12 * n * 4) == 0 && std::memcmp(&x[24 * n], &other[24 * n], 12 * n * 4) == 0;
-      expect(same && status[0] == 1 && status[1] == static_cast<int>(SolverStatus::kNotFinite) && status[2] == 1 &&
-                 std::isnan(other[12 * n + 5]),
-             std::string(name(path)) + ": one sample with NaN, statuses " + std::to_string(status[0]) + " " + std::to_string(status[1]) +
-                 " " + std::to_string(status[2]));
+      expect(same && status[0] == SampleStatus::kConverged && status[1] == SampleStatus::kNotFinite &&
+                 status[2] == SampleStatus::kConverged && std::isnan(other[12 * n + 5]),
+             std::string(name(path)) + ": one sample with NaN, statuses " + number(status[0]) + " " + number(status[1]) + " " +
+                 number(status[2]));
     }
     test_reuse(path, n);
     Solver none(Branch(problem_of(kKinds[0], 0, n), 12, 0.35, 21), {}, anderson);
     none.solve(path);  // has to return
   }
-  SolverOptions long_history;
+  IterationRules long_history;
   long_history.memory = 8;
   expect(!cuda::solver_covers(problem_of(kKinds[0], 1, 256), 12, long_history), "a history of 8 is not covered");
   if (small) return;
@@ -600,8 +499,8 @@ void test(bool small) {
     const double error = length(difference) / length(sample_of(known, 0, 12 * n));
     char line[120];
     std::snprintf(line, sizeof line, "kernels %s N9701: %d iterations, status %d, error %.1e", kKinds[k].name, solver.iterations.host()[0],
-                  solver.status.host()[0], error);
-    expect(solver.status.host()[0] == 1 && error < 2e-5, line);
+                  int(solver.status.host()[0]), error);
+    expect(solver.status.host()[0] == SampleStatus::kConverged && error < 2e-5, line);
   }
 }
 
@@ -636,14 +535,14 @@ double time_of(const Body& body, cuda::Launch& launch) {
 /// The strength with which the host needs 16 iterations at N = 256: as many as trained blocks of constant 0.88 need.
 double trained_strength(const Kind& kind) {
   double low = 0.3, high = 8;
-  SolverOptions options;
+  IterationRules options;
   options.max_iterations = 20;
   for (int step = 0; step < 12; ++step) {
     const double middle = std::sqrt(low * high);
     const Branch branch(problem_of(kind, 1, 256), 12, middle, 5);
     const auto host = host_solve(branch, sample_of(draw(12 * 256, 5), 0, 12 * 256), options);
-    if (host.status == SolverStatus::kConverged && host.iterations == 16) return middle;
-    (host.status == SolverStatus::kConverged && host.iterations < 16 ? low : high) = middle;
+    if (host.status == SampleStatus::kConverged && host.iterations == 16) return middle;
+    (host.status == SampleStatus::kConverged && host.iterations < 16 ? low : high) = middle;
   }
   return low;
 }
@@ -673,17 +572,18 @@ void time() {
             if (memory == 0 && (trained || path == SolverPath::kOneBlock)) continue;
             const int64_t batch = n == 256 ? 64 : 1;
             const Branch branch(problem_of(kKinds[k], batch, n, normalization), 12, strength, 5, symmetric);
-            SolverOptions options;
+            IterationRules options;
             options.memory = memory;
             if (!cuda::path_covers(path, branch.problem, 12, options)) continue;
             Solver solver(branch, draw(batch * 12 * n, 5), options);
             const double ms = time_of([&] { solver.solve(path); }, solver.launch);
-            const auto iterations = solver.iterations.host(), status = solver.status.host();
+            const auto iterations = solver.iterations.host();
+            const auto status = solver.status.host();
             const int most = *std::max_element(iterations.begin(), iterations.end());
             std::printf("%2ldx12x%-5ld %-18s %-14s %-11s %-11s %8.4f ms, %2d iterations, %7.2f us each, %ld of %ld converged\n",
                         long(batch), long(n), kind_name, trained ? "trained-like" : "strength 0.5", name(path),
                         memory ? "anderson" : "fixed point", ms, most, 1000 * ms / (most + 1),
-                        long(std::count(status.begin(), status.end(), 1)), long(batch));
+                        long(std::count(status.begin(), status.end(), SampleStatus::kConverged)), long(batch));
             std::fflush(stdout);
           }
         }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <ostream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "invattn/kernels/solver.h"
@@ -24,8 +26,8 @@ struct SolverCase {
 
   std::string name() const { return AttentionCase{problem}.name() + "_C" + std::to_string(channels) + "_memory" + std::to_string(memory); }
   friend std::ostream& operator<<(std::ostream& out, const SolverCase& c) { return out << c.name(); }
-  SolverOptions options() const {
-    SolverOptions result;
+  IterationRules rules() const {
+    IterationRules result;
     result.memory = memory;
     if (memory == 0) result.max_iterations = 500, result.patience = 50;
     return result;
@@ -100,15 +102,21 @@ struct SampleOutcome {
   std::vector<T> x;
   double residual;
   int64_t iterations;
-  SolverStatus status;
+  SampleStatus status;
+  int64_t rejections = 0;  ///< of accelerated steps
 };
 
-/// One sample by the rules of invattn/solver/, with iterates in T and everything else in float64.
+/// One sample by the methods of invattn/solver/, with iterates in T and everything else in float64. It has a text of the rules of its own,
+/// beside that of core/iteration.h.
 template <class T>
 class PlainSolver {
  public:
-  PlainSolver(const SolverCase& c, const SolverData<T>& data, const SolverOptions& options, int64_t sample)
-      : case_(c), data_(data), options_(options) {
+  using Branch = std::function<std::vector<double>(const std::vector<T>& x)>;  // g(x) in float64
+
+  PlainSolver(Branch branch, std::vector<T> y, const IterationRules& rules) : branch_(std::move(branch)), y_(std::move(y)), rules_(rules) {}
+
+  PlainSolver(const SolverCase& c, const SolverData<T>& data, const IterationRules& rules, int64_t sample)
+      : branch_([&c, &data](const std::vector<T>& x) { return plain_branch(c, data, x); }), rules_(rules) {
     const auto entries = static_cast<std::size_t>(c.channels * c.problem.positions);
     y_.assign(data.y.begin() + sample * entries, data.y.begin() + (sample + 1) * entries);
   }
@@ -117,28 +125,28 @@ class PlainSolver {
     const double infinity = std::numeric_limits<double>::infinity();
     double first = infinity, milestone = 0;
     int64_t milestone_iteration = 0;
-    auto bad = SolverStatus::kNotConverged;
-    if (!std::all_of(y_.begin(), y_.end(), [](T v) { return std::isfinite(v); })) return {y_, infinity, 0, SolverStatus::kNotFinite};
+    auto bad = SampleStatus::kNotConverged;
+    if (!std::all_of(y_.begin(), y_.end(), [](T v) { return std::isfinite(v); })) return {y_, infinity, 0, SampleStatus::kNotFinite};
 
     Point current = evaluate(y_), best = current;
     if (!std::isfinite(best.residual)) best.residual = infinity;
     for (int64_t iteration = 0;; ++iteration) {
-      const auto stop = [&](SolverStatus status) { return SampleOutcome<T>{best.x, best.residual, iteration, status}; };
+      const auto stop = [&](SampleStatus status) { return SampleOutcome<T>{best.x, best.residual, iteration, status, rejections_}; };
       if (iteration > 0 && current.residual < best.residual) best = current;
       if (!std::isfinite(first)) first = current.residual;
-      if (best.residual <= options_.tolerance) return stop(SolverStatus::kConverged);
+      if (best.residual <= rules_.tolerance) return stop(SampleStatus::kConverged);
       const auto before = bad;
-      bad = !std::isfinite(current.residual) ? SolverStatus::kNotFinite
-            : current.residual > 1e4 * first ? SolverStatus::kDiverged
-                                             : SolverStatus::kNotConverged;
-      if (bad != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) return stop(before);
+      bad = !std::isfinite(current.residual) ? SampleStatus::kNotFinite
+            : current.residual > 1e4 * first ? SampleStatus::kDiverged
+                                             : SampleStatus::kNotConverged;
+      if (bad != SampleStatus::kNotConverged && before != SampleStatus::kNotConverged) return stop(before);
       if (iteration == 0 || best.residual <= 0.99 * milestone) {
         milestone = best.residual;
         milestone_iteration = iteration;
       }
-      if (iteration - milestone_iteration >= options_.patience) return stop(SolverStatus::kStagnated);
-      if (iteration == options_.max_iterations) return stop(SolverStatus::kNotConverged);
-      current = options_.memory == 0 ? evaluate(current.image) : advance(current, best);
+      if (iteration - milestone_iteration >= rules_.patience) return stop(SampleStatus::kStagnated);
+      if (iteration == rules_.max_iterations) return stop(SampleStatus::kNotConverged);
+      current = rules_.memory == 0 ? evaluate(current.image) : advance(current, best);
     }
   }
 
@@ -153,7 +161,7 @@ class PlainSolver {
   };
 
   Point evaluate(const std::vector<T>& x) const {
-    const auto g = plain_branch(case_, data_, x);
+    const auto g = branch_(x);
     Point point{x, y_, std::vector<double>(x.size()), 0};
     for (std::size_t e = 0; e < x.size(); ++e) {
       point.image[e] = static_cast<T>(double(y_[e]) - g[e]);
@@ -167,7 +175,7 @@ class PlainSolver {
     std::vector<T> next(base.x.size());
     for (std::size_t e = 0; e < next.size(); ++e) {
       const double image = double(base.image[e]);
-      next[e] = static_cast<T>(image - (image - double(base.x[e])) * (1 - options_.mixing) - correction[e]);
+      next[e] = static_cast<T>(image - (image - double(base.x[e])) * (1 - rules_.mixing) - correction[e]);
     }
     return next;
   }
@@ -181,6 +189,7 @@ class PlainSolver {
     }
     const bool rejected = accelerated_ && !(current.residual <= best.residual);
     const Point base = rejected ? best : current;
+    rejections_ += rejected ? 1 : 0;
     waiting_ = rejected ? price_ : std::max<int64_t>(waiting_ - 1, 0);
     price_ = rejected ? std::min<int64_t>(2 * price_, 8) : accelerated_ ? 1 : price_;
 
@@ -191,10 +200,10 @@ class PlainSolver {
       Column column{zero, zero};
       for (std::size_t e = 0; e < zero.size(); ++e) {
         column.change[e] = base.defect[e] - previous_.defect[e];
-        column.step[e] = double(base.x[e]) - double(previous_.x[e]) - options_.mixing * column.change[e];
+        column.step[e] = double(base.x[e]) - double(previous_.x[e]) - rules_.mixing * column.change[e];
       }
       history_.push_back(column);
-      if (static_cast<int64_t>(history_.size()) > std::min(options_.memory, options_.max_iterations)) history_.erase(history_.begin());
+      if (static_cast<int64_t>(history_.size()) > std::min(rules_.memory, rules_.max_iterations)) history_.erase(history_.begin());
       gamma = least_squares(base.defect);
     }
     previous_ = base;
@@ -223,7 +232,7 @@ class PlainSolver {
     std::vector<std::vector<double>> rows(count, std::vector<double>(count + 1));
     for (std::size_t r = 0; r < count; ++r) {
       for (std::size_t c = 0; c < count; ++c) rows[r][c] = dot(history_[r].change, history_[c].change) * scale[r] * scale[c];
-      rows[r][r] += options_.regularization + (scale[r] == 0 ? 1 : 0);
+      rows[r][r] += rules_.regularization + (scale[r] == 0 ? 1 : 0);
       rows[r][count] = dot(history_[r].change, defect) * scale[r];
     }
     for (std::size_t k = 0; k < count; ++k) {
@@ -242,14 +251,13 @@ class PlainSolver {
     return gamma;
   }
 
-  const SolverCase& case_;
-  const SolverData<T>& data_;
-  const SolverOptions& options_;
+  const Branch branch_;
   std::vector<T> y_;
+  const IterationRules rules_;
   std::vector<Column> history_;
   Point previous_;
   bool started_ = false, accelerated_ = false;
-  int64_t waiting_ = 0, price_ = 1;
+  int64_t waiting_ = 0, price_ = 1, rejections_ = 0;
 };
 
 inline std::vector<SolverCase> solver_cases() {

@@ -30,27 +30,28 @@ void check(const SolverCase& c, double tolerance, double mixing) {
   };
   const at::Tensor y = wrap(data.y, {p.batch, c.channels, p.positions});
 
-  auto options = c.options();
-  options.tolerance = tolerance;
-  options.mixing = mixing;
-  invattn::SolverOptions methods = FixedPointOptions{.tolerance = tolerance, .max_iterations = options.max_iterations};
+  auto rules = c.rules();
+  rules.tolerance = tolerance;
+  rules.mixing = mixing;
+  SolverOptions methods = FixedPointOptions{.tolerance = tolerance, .max_iterations = rules.max_iterations};
   if (c.memory > 0) {
-    methods = AndersonOptions{
-        .tolerance = tolerance, .max_iterations = options.max_iterations, .memory = options.memory, .mixing = options.mixing};
+    methods =
+        AndersonOptions{.tolerance = tolerance, .max_iterations = rules.max_iterations, .memory = rules.memory, .mixing = rules.mixing};
   }
   const Solution expected = invattn::solve(problem, y, methods);
 
   std::vector<T> x(data.y.size());
   const auto batch = static_cast<std::size_t>(p.batch);
   std::vector<double> residual(batch);
-  std::vector<int32_t> iterations(batch), status(batch);
-  ASSERT_TRUE(cpu::solver_covers<T>(p, c.channels, options));
-  cpu::solve<T>(p, c.channels, data.weights(), options, data.y.data(), x.data(), {residual.data(), iterations.data(), status.data()});
+  std::vector<int32_t> iterations(batch);
+  std::vector<SampleStatus> status(batch);
+  ASSERT_TRUE(cpu::solver_covers<T>(p, c.channels, rules));
+  cpu::solve<T>(p, c.channels, data.weights(), rules, data.y.data(), x.data(), {residual.data(), iterations.data(), status.data()});
 
   for (int64_t b = 0; b < p.batch; ++b) {
-    EXPECT_EQ(status[b], static_cast<int32_t>(expected.report.statuses[b])) << b;
+    EXPECT_EQ(status[b], expected.report.statuses[b]) << b;
     EXPECT_NEAR(double(iterations[b]), double(expected.report.iterations[b].template item<int64_t>()), 1) << b;
-    EXPECT_EQ(static_cast<SampleStatus>(status[b]), SampleStatus::kConverged);
+    EXPECT_EQ(status[b], SampleStatus::kConverged);
   }
   EXPECT_LE((wrap(x, y.sizes()) - expected.x).abs().max().template item<double>(), 40 * tolerance);
 }

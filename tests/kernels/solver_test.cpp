@@ -18,19 +18,19 @@ template <class T>
 struct Outcome {
   std::vector<T> x;
   std::vector<double> residual;
-  std::vector<int32_t> iterations, status;
+  std::vector<int32_t> iterations;
+  std::vector<SampleStatus> status;
 
   bool operator==(const Outcome&) const = default;
-  SolverStatus how(int64_t b) const { return static_cast<SolverStatus>(status[b]); }
 };
 
 template <class T>
-Outcome<T> run(const SolverCase& c, const SolverData<T>& data, const SolverOptions& options, const ParallelFor& parallel = {}) {
+Outcome<T> run(const SolverCase& c, const SolverData<T>& data, const IterationRules& rules, const ParallelFor& parallel = {}) {
   const auto batch = static_cast<std::size_t>(c.problem.batch);
   Outcome<T> r{std::vector<T>(data.y.size(), T(-7)), std::vector<double>(batch, -7), std::vector<int32_t>(batch, -7),
-               std::vector<int32_t>(batch, -7)};
-  EXPECT_TRUE(cpu::solver_covers<T>(c.problem, c.channels, options));
-  cpu::solve<T>(c.problem, c.channels, data.weights(), options, data.y.data(), r.x.data(),
+               std::vector<SampleStatus>(batch, SampleStatus::kExact)};
+  EXPECT_TRUE(cpu::solver_covers<T>(c.problem, c.channels, rules));
+  cpu::solve<T>(c.problem, c.channels, data.weights(), rules, data.y.data(), r.x.data(),
                 {r.residual.data(), r.iterations.data(), r.status.data()}, parallel);
   return r;
 }
@@ -61,14 +61,14 @@ class SolverKernel : public ::testing::TestWithParam<SolverCase> {};
 
 template <class T>
 void check(const SolverCase& c, double tolerance, const SolverData<T>& data) {
-  auto options = c.options();
-  options.tolerance = tolerance;
-  const auto got = run<T>(c, data, options);
+  auto rules = c.rules();
+  rules.tolerance = tolerance;
+  const auto got = run<T>(c, data, rules);
   check_residuals(c, data, got);
   for (int64_t b = 0; b < c.problem.batch; ++b) {
-    const auto plain = PlainSolver<T>(c, data, options, b).solve();
-    EXPECT_EQ(got.how(b), plain.status);
-    EXPECT_EQ(plain.status, SolverStatus::kConverged);
+    const auto plain = PlainSolver<T>(c, data, rules, b).solve();
+    EXPECT_EQ(got.status[b], plain.status);
+    EXPECT_EQ(plain.status, SampleStatus::kConverged);
     EXPECT_NEAR(double(got.iterations[b]), double(plain.iterations), 1);
     const auto x = sample_of(c, got.x, b);
     std::vector<double> difference(x.size());
@@ -140,10 +140,10 @@ TEST(SolverKernelStatus, BranchZeroIsConvergedAtTheStart) {
   SolverData<float> data(c);
   std::fill(data.weight[3].begin(), data.weight[3].end(), 0.0F);
   std::fill(data.bias[3].begin(), data.bias[3].end(), 0.0F);
-  const auto r = run<float>(c, data, c.options());
+  const auto r = run<float>(c, data, c.rules());
   EXPECT_EQ(r.x, data.y);
   for (int64_t b = 0; b < c.problem.batch; ++b) {
-    EXPECT_EQ(r.how(b), SolverStatus::kConverged);
+    EXPECT_EQ(r.status[b], SampleStatus::kConverged);
     EXPECT_EQ(r.iterations[b], 0);
     EXPECT_EQ(r.residual[b], 0.0);
   }
@@ -154,16 +154,16 @@ TEST(SolverKernelStatus, NotConvergedAfterTheLastStep) {
     auto c = usual();
     c.memory = memory;
     const SolverData<double> data(c);
-    auto options = c.options();
-    options.tolerance = 1e-14;
+    auto rules = c.rules();
+    rules.tolerance = 1e-14;
     for (int64_t steps : {1, 2, 4}) {
-      options.max_iterations = steps;
-      const auto r = run<double>(c, data, options);
+      rules.max_iterations = steps;
+      const auto r = run<double>(c, data, rules);
       check_residuals(c, data, r);
       for (int64_t b = 0; b < c.problem.batch; ++b) {
-        EXPECT_EQ(r.how(b), SolverStatus::kNotConverged);
+        EXPECT_EQ(r.status[b], SampleStatus::kNotConverged);
         EXPECT_EQ(r.iterations[b], steps);
-        const auto plain = PlainSolver<double>(c, data, options, b).solve();
+        const auto plain = PlainSolver<double>(c, data, rules, b).solve();
         EXPECT_NEAR(r.residual[b], plain.residual, 1e-9 * plain.residual);
       }
     }
@@ -175,24 +175,24 @@ TEST(SolverKernelStatus, StagnatesAtRoundingAndReturnsTheBest) {
     auto c = usual();
     c.memory = memory;
     const SolverData<float> data(c);
-    auto options = c.options();
-    options.tolerance = 1e-12;
-    const auto r = run<float>(c, data, options);
+    auto rules = c.rules();
+    rules.tolerance = 1e-12;
+    const auto r = run<float>(c, data, rules);
     check_residuals(c, data, r);
     for (int64_t b = 0; b < c.problem.batch; ++b) {
-      EXPECT_EQ(r.how(b), SolverStatus::kStagnated);
+      EXPECT_EQ(r.status[b], SampleStatus::kStagnated);
       EXPECT_LT(r.residual[b], 2e-7);
-      EXPECT_GT(r.iterations[b], options.patience);
+      EXPECT_GT(r.iterations[b], rules.patience);
     }
   }
 }
 
 TEST(SolverKernelStatus, DivergesWhereTheConstantIsAboveOne) {
   const auto [c, data] = scaled_identity<float>(3.0, 0);
-  const auto r = run<float>(c, data, c.options());
+  const auto r = run<float>(c, data, c.rules());
   const auto start = true_residual(c, data, {data.y, {}, {}, {}}, 0);
   for (int64_t b = 0; b < c.problem.batch; ++b) {
-    EXPECT_EQ(r.how(b), SolverStatus::kDiverged);
+    EXPECT_EQ(r.status[b], SampleStatus::kDiverged);
     EXPECT_EQ(r.iterations[b], 10);  // 3^9 is the first power above 1e4, and it takes two
     EXPECT_EQ(sample_of(c, r.x, b), sample_of(c, data.y, b)) << "the start is the best";
   }
@@ -201,9 +201,9 @@ TEST(SolverKernelStatus, DivergesWhereTheConstantIsAboveOne) {
 
 TEST(SolverKernelStatus, AndersonSolvesWhatTheFixedPointCannot) {
   const auto [c, data] = scaled_identity<double>(3.0, 6);
-  const auto r = run<double>(c, data, c.options());
+  const auto r = run<double>(c, data, c.rules());
   for (int64_t b = 0; b < c.problem.batch; ++b) {
-    EXPECT_EQ(r.how(b), SolverStatus::kConverged);
+    EXPECT_EQ(r.status[b], SampleStatus::kConverged);
     EXPECT_LE(r.iterations[b], 4);
   }
   for (std::size_t e = 0; e < data.y.size(); ++e) EXPECT_NEAR(r.x[e], data.y[e] / 4, 1e-5);
@@ -214,11 +214,11 @@ TEST(SolverKernelStatus, ASampleThatIsNotFiniteLeavesTheOthersAlone) {
     auto c = usual();
     c.memory = memory;
     SolverData<float> data(c);
-    const auto before = run<float>(c, data, c.options());
+    const auto before = run<float>(c, data, c.rules());
     const auto entries = static_cast<std::size_t>(c.channels * c.problem.positions);
     for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38F}) {
       data.y[2 * entries + 7] = wrong;  // with 3e38 it is x - y + g(x) that overflows
-      const auto after = run<float>(c, data, c.options());
+      const auto after = run<float>(c, data, c.rules());
       for (int64_t b = 0; b < c.problem.batch; ++b) {
         if (b == 2) continue;
         EXPECT_EQ(sample_of(c, after.x, b), sample_of(c, before.x, b)) << b;
@@ -227,7 +227,7 @@ TEST(SolverKernelStatus, ASampleThatIsNotFiniteLeavesTheOthersAlone) {
         EXPECT_EQ(after.status[b], before.status[b]);
       }
       if (std::isfinite(wrong)) continue;
-      EXPECT_EQ(after.how(2), SolverStatus::kNotFinite);
+      EXPECT_EQ(after.status[2], SampleStatus::kNotFinite);
       EXPECT_EQ(after.iterations[2], 0);
       EXPECT_TRUE(std::isinf(after.residual[2]));
       EXPECT_EQ(after.x[2 * entries + 6], data.y[2 * entries + 6]);
@@ -241,10 +241,10 @@ TEST(SolverKernelStatus, BranchThatIsNotFinite) {
     c.memory = memory;
     SolverData<double> data(c);
     data.bias[3][1] = std::numeric_limits<double>::quiet_NaN();
-    const auto r = run<double>(c, data, c.options());
+    const auto r = run<double>(c, data, c.rules());
     EXPECT_EQ(r.x, data.y);
     for (int64_t b = 0; b < c.problem.batch; ++b) {
-      EXPECT_EQ(r.how(b), SolverStatus::kNotFinite);
+      EXPECT_EQ(r.status[b], SampleStatus::kNotFinite);
       EXPECT_EQ(r.iterations[b], 1);
       EXPECT_TRUE(std::isinf(r.residual[b]));
     }
@@ -256,9 +256,9 @@ TEST(SolverKernelStatus, ValuesThatAreNotFinite) {
   auto c = usual_sum();
   SolverData<float> data(c);
   data.bias[2][3] = std::numeric_limits<float>::infinity();
-  const auto r = run<float>(c, data, c.options());
+  const auto r = run<float>(c, data, c.rules());
   EXPECT_EQ(r.x, data.y);
-  for (int64_t b = 0; b < c.problem.batch; ++b) EXPECT_EQ(r.how(b), SolverStatus::kNotFinite);
+  for (int64_t b = 0; b < c.problem.batch; ++b) EXPECT_EQ(r.status[b], SampleStatus::kNotFinite);
 }
 
 // Branches that are no contractions: steps are rejected, histories forgotten, and samples end in different ways.
@@ -268,18 +268,18 @@ TEST(SolverKernelRules, FollowsThePlainVersionThroughRejectedSteps) {
     for (const double mixing : {1.0, 0.7, 0.3}) {
       const SolverCase c{{8, 3, 6, 24, Score::kProduct, Response::kEluPlusOne, Normalization::kColumns, 1.0}, 6, strength, 4};
       const SolverData<double> data(c);
-      auto options = c.options();
-      options.tolerance = 1e-10;
-      options.mixing = mixing;
-      const auto got = run<double>(c, data, options);
+      auto rules = c.rules();
+      rules.tolerance = 1e-10;
+      rules.mixing = mixing;
+      const auto got = run<double>(c, data, rules);
       check_residuals(c, data, got);
       for (int64_t b = 0; b < c.problem.batch; ++b) {
-        const auto plain = PlainSolver<double>(c, data, options, b).solve();
-        EXPECT_EQ(got.how(b), plain.status);
+        const auto plain = PlainSolver<double>(c, data, rules, b).solve();
+        EXPECT_EQ(got.status[b], plain.status);
         EXPECT_EQ(got.iterations[b], plain.iterations);
         EXPECT_NEAR(got.residual[b], plain.residual, 1e-4 * plain.residual);
-        converged += plain.status == SolverStatus::kConverged ? 1 : 0;
-        stagnated += plain.status == SolverStatus::kStagnated ? 1 : 0;
+        converged += plain.status == SampleStatus::kConverged ? 1 : 0;
+        stagnated += plain.status == SampleStatus::kStagnated ? 1 : 0;
       }
     }
   }
@@ -294,16 +294,16 @@ TEST(SolverKernelRules, DifferencesInTheDataPrecisionAreEnough) {
     for (const double strength : {0.35, 1.0, 1.5}) {
       const SolverCase c{{16, 3, 12, 40, Score::kProduct, Response::kEluPlusOne, Normalization::kColumns, 1.0}, 12, strength, 6};
       const SolverData<float> data(c);
-      auto options = c.options();
-      options.tolerance = tolerance;
-      const auto got = run<float>(c, data, options);
+      auto rules = c.rules();
+      rules.tolerance = tolerance;
+      const auto got = run<float>(c, data, rules);
       int64_t iterations = 0, plain_iterations = 0;
       for (int64_t b = 0; b < c.problem.batch; ++b) {
-        const auto plain = PlainSolver<float>(c, data, options, b).solve();
+        const auto plain = PlainSolver<float>(c, data, rules, b).solve();
         iterations += got.iterations[b];
         plain_iterations += plain.iterations;
-        EXPECT_EQ(got.how(b), SolverStatus::kConverged);
-        EXPECT_EQ(plain.status, SolverStatus::kConverged);
+        EXPECT_EQ(got.status[b], SampleStatus::kConverged);
+        EXPECT_EQ(plain.status, SampleStatus::kConverged);
       }
       EXPECT_LE(double(iterations), 1.05 * double(plain_iterations)) << tolerance << " " << strength;
     }
@@ -315,14 +315,14 @@ TEST(SolverKernelShapes, SameBitsForAnySplit) {
     for (auto c : {usual(7), usual_sum(7)}) {
       c.memory = memory;
       const SolverData<float> data(c);
-      const auto once = run<float>(c, data, c.options());
+      const auto once = run<float>(c, data, c.rules());
       for (int64_t size : {1, 2, 3}) {
         const ParallelFor pieces = [size](int64_t count, int64_t, const ParallelBody& body) {
           std::vector<std::thread> pool;
           for (int64_t b = 0; b < count; b += size) pool.emplace_back([&body, b, size, count] { body(b, std::min(count, b + size)); });
           for (auto& thread : pool) thread.join();
         };
-        EXPECT_EQ(run<float>(c, data, c.options(), pieces), once);
+        EXPECT_EQ(run<float>(c, data, c.rules(), pieces), once);
       }
     }
   }
@@ -330,12 +330,12 @@ TEST(SolverKernelShapes, SameBitsForAnySplit) {
 
 TEST(SolverKernelShapes, NothingToSolve) {
   auto c = usual(0);
-  run<float>(c, SolverData<float>(c), c.options());
+  run<float>(c, SolverData<float>(c), c.rules());
   c = usual(3);
   c.problem.positions = 0;
-  const auto r = run<float>(c, SolverData<float>(c), c.options());
+  const auto r = run<float>(c, SolverData<float>(c), c.rules());
   for (int64_t b = 0; b < 3; ++b) {
-    EXPECT_EQ(r.how(b), SolverStatus::kConverged);
+    EXPECT_EQ(r.status[b], SampleStatus::kConverged);
     EXPECT_EQ(r.iterations[b], 0);
     EXPECT_EQ(r.residual[b], 0.0);
   }
@@ -345,12 +345,12 @@ TEST(SolverKernelShapes, MissingBiasesAreZero) {
   const auto c = usual();
   SolverData<float> data(c);
   for (auto& bias : data.bias) std::fill(bias.begin(), bias.end(), 0.0F);
-  const auto with = run<float>(c, data, c.options());
+  const auto with = run<float>(c, data, c.rules());
   Outcome<float> without = with;
   std::fill(without.x.begin(), without.x.end(), 0.0F);
   const auto w = data.weights();
   cpu::solve<float>(c.problem, c.channels,
-                    {w.query_weight, nullptr, w.key_weight, nullptr, w.value_weight, nullptr, w.output_weight, nullptr}, c.options(),
+                    {w.query_weight, nullptr, w.key_weight, nullptr, w.value_weight, nullptr, w.output_weight, nullptr}, c.rules(),
                     data.y.data(), without.x.data(), {without.residual.data(), without.iterations.data(), without.status.data()});
   EXPECT_EQ(with, without);
 }
@@ -360,11 +360,11 @@ TEST(SolverKernelShapes, CoversWhatFitsTheCache) {
   c.problem.positions = 256;
   EXPECT_TRUE(cpu::solver_covers<float>(c.problem, 12, {}));
   EXPECT_TRUE(cpu::solver_covers<double>(c.problem, 12, {}));
-  SolverOptions options;
-  options.memory = 17;
-  EXPECT_FALSE(cpu::solver_covers<float>(c.problem, 12, options));
-  options.memory = -1;
-  EXPECT_FALSE(cpu::solver_covers<float>(c.problem, 12, options));
+  IterationRules rules;
+  rules.memory = 17;
+  EXPECT_FALSE(cpu::solver_covers<float>(c.problem, 12, rules));
+  rules.memory = -1;
+  EXPECT_FALSE(cpu::solver_covers<float>(c.problem, 12, rules));
   c.problem.positions = 9701;
   EXPECT_FALSE(cpu::solver_covers<float>(c.problem, 12, {}));
   c = usual();

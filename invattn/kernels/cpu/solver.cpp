@@ -1,5 +1,5 @@
-// The inverse of a batch of small samples, each on one core and in its cache; the methods are those of invattn/solver/anderson.cpp,
-// fixed_point.cpp and driver.cpp, rule by rule.
+// The inverse of a batch of small samples, each on one core and in its cache; the methods are those of invattn/solver/anderson.cpp and
+// fixed_point.cpp, the rules those of invattn/core/iteration.h.
 //
 // A step is the 1x1 maps to query, key and value, the attention, and three sweeps over the entries: y - g(x); the residual, the newest
 // differences and their products with the history; the next x. Points change their roles (current, best, previous) by pointer.
@@ -55,9 +55,6 @@ HWY_EXPORT(step_double);
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kDivergence = 1e4;
-constexpr double kProgress = 0.99;
-constexpr int64_t kLargestPrice = 8;
 constexpr int64_t kLargestMemory = 16;
 /// Vectors may read this far beyond an array. It also keeps arrays of 4096 bytes and multiples from sharing a few sets of the cache.
 constexpr int64_t kSlack = 16;
@@ -82,42 +79,6 @@ void run_history(const HistoryPass<float>& pass) { HWY_DYNAMIC_DISPATCH(history_
 void run_history(const HistoryPass<double>& pass) { HWY_DYNAMIC_DISPATCH(history_double)(pass); }
 void run_step(const StepPass<float>& pass) { HWY_DYNAMIC_DISPATCH(step_float)(pass); }
 void run_step(const StepPass<double>& pass) { HWY_DYNAMIC_DISPATCH(step_double)(pass); }
-
-/// The stopping rules, as Monitor in invattn/solver/driver.cpp.
-class Monitor {
- public:
-  /// Takes the residual of the newest iterate; the status once the sample has to stop, else kNotConverged.
-  SolverStatus observe(double residual, const SolverOptions& options) {
-    if (!std::isfinite(first_)) first_ = residual;
-    if (residual < best_) best_ = residual;
-    if (best_ <= options.tolerance) return SolverStatus::kConverged;
-
-    const SolverStatus before = bad_;
-    bad_ = !std::isfinite(residual)          ? SolverStatus::kNotFinite
-           : residual > kDivergence * first_ ? SolverStatus::kDiverged
-                                             : SolverStatus::kNotConverged;
-    // The first of the two bad iterates names the cause: what diverges ends as infinity soon enough.
-    if (bad_ != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) return before;
-
-    if (iteration_ == 0 || best_ <= kProgress * milestone_) {
-      milestone_ = best_;
-      milestone_iteration_ = iteration_;
-    }
-    if (iteration_ - milestone_iteration_ >= options.patience) return SolverStatus::kStagnated;
-    ++iteration_;
-    return SolverStatus::kNotConverged;
-  }
-
-  double best() const { return best_; }
-
- private:
-  double first_ = kInfinity;  // the first finite one
-  double best_ = kInfinity;
-  double milestone_ = 0.0;
-  int64_t iteration_ = 0;
-  int64_t milestone_iteration_ = 0;
-  SolverStatus bad_ = SolverStatus::kNotConverged;
-};
 
 /// The products of the history, dF' dF, and the least-squares problem min |defect - dF gamma|.
 class NormalEquations {
@@ -237,10 +198,10 @@ struct RowBranch {
 /// Sizes of the arrays of one sample.
 struct Sizes {
   int64_t entries, padded, memory, mapped, attended, rows;
-  Sizes(const AttentionProblem& p, int64_t channels, const SolverOptions& options)
+  Sizes(const AttentionProblem& p, int64_t channels, const IterationRules& rules)
       : entries(channels * p.positions),
         padded((entries + kEntryPadding - 1) / kEntryPadding * kEntryPadding),
-        memory(std::min(options.memory, options.max_iterations)),
+        memory(std::min(rules.memory, rules.max_iterations)),
         mapped((2 * p.depth + p.values) * p.positions),
         attended(p.values * p.positions),
         rows(p.score == Score::kSum ? RowBranch::row_stride(channels) * p.positions : 0) {}
@@ -253,10 +214,10 @@ class SampleSolver {
  public:
   /// With `by_position`, which is for float32 and a sum score, points lie as (N, C).
   SampleSolver(const AttentionProblem& problem, int64_t channels, const Branch<T>& branch, const RowBranch* by_position,
-               const SolverOptions& options, Arena& arena, Arena& scratch)
+               const IterationRules& rules, Arena& arena, Arena& scratch)
       : problem_(problem),
-        options_(options),
-        sizes_(problem, channels, options),
+        rules_(rules),
+        sizes_(problem, channels, rules),
         branch_(branch),
         by_position_(by_position),
         channels_(channels),
@@ -281,21 +242,21 @@ class SampleSolver {
     if (problem.score == Score::kSum) order_ = arena.take<int32_t>(2 * problem.positions);
   }
 
-  void solve(const T* y, T* x, double& residual, int32_t& iterations, int32_t& status) {
-    const auto finish = [&](SolverStatus how, const T* from, double best, int64_t iteration) {
+  void solve(const T* y, T* x, double& residual, int32_t& iterations, SampleStatus& status) {
+    const auto finish = [&](SampleStatus how, const T* from, double best, int32_t steps) {
       if (by_position_ && from != y) {
         turn(from, problem_.positions, channels_, x);
       } else {
         std::copy_n(from, sizes_.entries, x);
       }
       residual = best;
-      iterations = static_cast<int32_t>(iteration);
-      status = static_cast<int32_t>(how);
+      iterations = steps;
+      status = how;
     };
     const double squares = sum_of_squares(y, sizes_.entries);
     // What is not finite in y never becomes so. (Squares may also overflow.)
     if (!std::isfinite(squares) && !std::all_of(y, y + sizes_.entries, [](T entry) { return std::isfinite(entry); })) {
-      return finish(SolverStatus::kNotFinite, y, kInfinity, 0);
+      return finish(SampleStatus::kNotFinite, y, kInfinity, 0);
     }
     scale_ = 1 + rms(squares);
     if (by_position_) {
@@ -304,10 +265,11 @@ class SampleSolver {
       std::copy_n(y, sizes_.entries, y_);
     }
 
+    const StoppingRules stopping = StoppingRules::of(rules_);
     Monitor monitor;
     if (order_) std::fill(order_, order_ + 2 * problem_.positions, 0);
-    taken_ = live_ = waiting_ = 0;
-    price_ = 1;
+    taken_ = live_ = 0;
+    back_off_ = {};
     accelerated_ = false;
     Point<T> current = points_[0];
     std::copy_n(y_, sizes_.entries, current.x);
@@ -321,17 +283,14 @@ class SampleSolver {
       } else if (current.residual < best.residual) {
         best = current;
       }
-      const SolverStatus how = monitor.observe(current.residual, options_);
-      if (how != SolverStatus::kNotConverged || iteration == options_.max_iterations) {
-        return finish(how, best.x, monitor.best(), iteration);
-      }
+      if (monitor.observe(current.residual, stopping)) return finish(monitor.status, best.x, monitor.best, monitor.iteration);
       const bool rejected = accelerated_ && !(current.residual <= best.residual);
       const Point<T> base = rejected ? best : current;
       Point<T> next = unused(base, best);
       if (sizes_.memory == 0) {
         step(base, 1.0, 0, next);
       } else if (iteration == 0) {
-        step(base, options_.mixing, 0, next);
+        step(base, rules_.mixing, 0, next);
       } else {
         advance(base, rejected, next);
       }
@@ -414,7 +373,7 @@ class SampleSolver {
     for (int64_t m = 0; m < live_; ++m) listed_[m] = changes_[slots_[m]];
     std::array<double, kLargestMemory> products;
     double squares = 0;
-    run_history({sizes_.padded, T(options_.mixing), point.x, point.image, previous.x, previous.image, changes_[slot], steps_[slot], live_,
+    run_history({sizes_.padded, T(rules_.mixing), point.x, point.image, previous.x, previous.image, changes_[slot], steps_[slot], live_,
                  listed_.data(), products.data(), &right_[slot], &squares});
     // The defect is the one before plus the change: only its product with the change itself is new.
     for (int64_t m = 0; m < live_; ++m) right_[slots_[m]] += products[m];
@@ -435,20 +394,9 @@ class SampleSolver {
     run_step({sizes_.padded, T(mixing), base.x, base.image, count, weights_.data(), listed_.data(), next.x});
   }
 
-  /// Whether to take a plain step now: Anderson::wait in invattn/solver/anderson.cpp, which says why.
-  bool wait(bool rejected) {
-    waiting_ = rejected ? price_ : std::max<int64_t>(waiting_ - 1, 0);
-    if (rejected) {
-      price_ = std::min(2 * price_, kLargestPrice);
-    } else if (accelerated_) {
-      price_ = 1;
-    }
-    return waiting_ > 0;
-  }
-
   /// Anderson::advance.
   void advance(const Point<T>& base, bool rejected, const Point<T>& next) {
-    const bool plain = wait(rejected);
+    const bool plain = back_off_.wait(rejected, accelerated_);
     if (rejected) live_ = 0;
     if (plain) {
       accelerated_ = false;
@@ -456,16 +404,16 @@ class SampleSolver {
     }
     std::array<double, kLargestMemory> right, gamma;
     for (int64_t m = 0; m < live_; ++m) right[m] = right_[slots_[m]];
-    accelerated_ = equations_.solve(live_, slots_.data(), right.data(), options_.regularization, gamma.data());
+    accelerated_ = equations_.solve(live_, slots_.data(), right.data(), rules_.regularization, gamma.data());
     for (int64_t m = 0; m < live_; ++m) {
       weights_[m] = static_cast<T>(gamma[m]);
       listed_[m] = steps_[slots_[m]];
     }
-    step(base, options_.mixing, accelerated_ ? live_ : 0, next);
+    step(base, rules_.mixing, accelerated_ ? live_ : 0, next);
   }
 
   AttentionProblem problem_;
-  const SolverOptions& options_;
+  const IterationRules& rules_;
   const Sizes sizes_;
   const Branch<T>& branch_;
   const RowBranch* by_position_;
@@ -490,20 +438,19 @@ class SampleSolver {
   std::array<double, kLargestMemory> right_{};  // products of the changes with the newest defect
   std::array<T, kLargestMemory> weights_{};
   bool accelerated_ = false;  // whether the current iterate came from an accelerated step
-  int64_t waiting_ = 0;       // plain steps still to take, this one included
-  int64_t price_ = 1;         // plain steps that the next rejection costs
+  BackOff back_off_;
 };
 
 }  // namespace
 
 template <class T>
-bool solver_covers(const AttentionProblem& problem, int64_t channels, const SolverOptions& options) {
-  if (!covers(problem) || channels < 0 || options.memory < 0 || options.memory > kLargestMemory) return false;
-  return Sizes(problem, channels, options).numbers() * static_cast<int64_t>(sizeof(T)) <= kStateBytes;
+bool solver_covers(const AttentionProblem& problem, int64_t channels, const IterationRules& rules) {
+  if (!covers(problem) || channels < 0 || rules.memory < 0 || rules.memory > kLargestMemory) return false;
+  return Sizes(problem, channels, rules).numbers() * static_cast<int64_t>(sizeof(T)) <= kStateBytes;
 }
 
 template <class T>
-void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const SolverOptions& options, const T* y,
+void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const IterationRules& rules, const T* y,
            T* x, const SolverReport& report, const ParallelFor& parallel) {
   const Branch<T> branch(problem, channels, weights);
   const int64_t entries = channels * problem.positions;
@@ -514,18 +461,18 @@ void solve(const AttentionProblem& problem, int64_t channels, const BranchWeight
   }
   for_each(parallel, problem.batch, 1, [&](int64_t begin, int64_t end) {
     static thread_local Arena arena, scratch;
-    SampleSolver<T> solver(problem, channels, branch, by_position ? &*by_position : nullptr, options, arena, scratch);
+    SampleSolver<T> solver(problem, channels, branch, by_position ? &*by_position : nullptr, rules, arena, scratch);
     for (int64_t b = begin; b < end; ++b) {
       solver.solve(y + b * entries, x + b * entries, report.residual[b], report.iterations[b], report.status[b]);
     }
   });
 }
 
-template bool solver_covers<float>(const AttentionProblem&, int64_t, const SolverOptions&);
-template bool solver_covers<double>(const AttentionProblem&, int64_t, const SolverOptions&);
-template void solve<float>(const AttentionProblem&, int64_t, const BranchWeights<float>&, const SolverOptions&, const float*, float*,
+template bool solver_covers<float>(const AttentionProblem&, int64_t, const IterationRules&);
+template bool solver_covers<double>(const AttentionProblem&, int64_t, const IterationRules&);
+template void solve<float>(const AttentionProblem&, int64_t, const BranchWeights<float>&, const IterationRules&, const float*, float*,
                            const SolverReport&, const ParallelFor&);
-template void solve<double>(const AttentionProblem&, int64_t, const BranchWeights<double>&, const SolverOptions&, const double*, double*,
+template void solve<double>(const AttentionProblem&, int64_t, const BranchWeights<double>&, const IterationRules&, const double*, double*,
                             const SolverReport&, const ParallelFor&);
 
 }  // namespace invattn::kernels::cpu

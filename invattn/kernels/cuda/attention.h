@@ -30,6 +30,7 @@ struct Launch {
   bool matrix_units = true;   // where the device has them for float32 and they pay; the tests compare both ways
   bool tf32 = false;          // 11 binary digits of what matrix units multiply, in scores, too; exponentials and sums stay in float32.
                               // The derivatives need sums of a forward pass with the same flag
+  bool host_loop = false;     // the host launches every iteration of a solve: for compute-sanitizer, which does not get through WHILE nodes
   const int* idle = nullptr;  // null, or (B) numbers on the device: the results of samples that are not zero there are left as they are
 };
 

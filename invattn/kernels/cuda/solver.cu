@@ -1,4 +1,4 @@
-// The inverse of a batch of small samples in one launch; the rules are those of invattn/solver/anderson.cpp and driver.cpp.
+// The inverse of a batch of small samples in one launch; the rules are those of solver_rules.cuh.
 //
 // A sample belongs to one block, or to a cluster of two that share its positions. Four threads of a warp own a position, three channels
 // each, for everything that is done per entry, so that iterates and the history need no barrier: they lie in shared memory where there is
@@ -498,7 +498,7 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
       start_state(common.state, square, a.rules);
       common.decision.kind = faults == 0 ? Decision::kNothing : Decision::kStop;  // never becomes finite
       common.decision.improved = 1;
-      if (faults != 0) common.state.status = SolverStatus::kNotFinite;
+      if (faults != 0) common.state.monitor.status = SampleStatus::kNotFinite;
     }
   }
   __syncthreads();
@@ -654,8 +654,8 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
   }
   if (rank == 0 && thread == 0) {
     a.report.residual[sample] = residual_of(common.state, a.rules);
-    a.report.iterations[sample] = common.state.iteration;
-    a.report.status[sample] = static_cast<int32_t>(common.state.status);
+    a.report.iterations[sample] = common.state.monitor.iteration;
+    a.report.status[sample] = common.state.monitor.status;
   }
 }
 
@@ -663,13 +663,10 @@ __global__ void __launch_bounds__(kThreads, 1) solve_kernel(const Arguments a) {
 
 template <class F>
 void dispatch(const AttentionProblem& problem, const F& function) {
-  const auto with_depth = [&]<Response kResponse>() {
+  dispatch_response(problem, [&]<Response kResponse>() {
     if (problem.score == Score::kSum || problem.depth <= 3) return function.template operator()<3, kResponse>();
     return function.template operator()<12, kResponse>();
-  };
-  if (problem.response == Response::kExponential) return with_depth.template operator()<Response::kExponential>();
-  if (problem.response == Response::kEluPlusOne) return with_depth.template operator()<Response::kEluPlusOne>();
-  with_depth.template operator()<Response::kRelu>();
+  });
 }
 
 /// What a block of the current device may have.
@@ -692,11 +689,11 @@ Limits limits() {
 }
 
 /// Sizes and places. false: it does not fit.
-bool plan(SolverPath path, const AttentionProblem& problem, int64_t channels, const SolverOptions& options, Arguments& a) {
+bool plan(SolverPath path, const AttentionProblem& problem, int64_t channels, const IterationRules& rules, Arguments& a) {
   const Limits device = limits();
   if (path == SolverPath::kTwoBlocks && !device.clusters) return false;
   if (!covers(problem) || problem.depth > 12 || problem.values > kWidth || channels < 1 || channels > kWidth ||
-      problem.positions > kMostPositions || options.memory < 0 || options.memory > kMemory) {
+      problem.positions > kMostPositions || rules.memory < 0 || rules.memory > kMemory) {
     return false;
   }
   a.positions = problem.positions;
@@ -714,7 +711,7 @@ bool plan(SolverPath path, const AttentionProblem& problem, int64_t channels, co
   a.local = static_cast<int>((problem.positions + a.cluster - 1) / a.cluster);
   a.tiles = (a.local + kOwners - 1) / kOwners;
   a.array = int64_t{a.tiles} * kThreads * kOwn;
-  a.rules = rules_of(options, problem.positions * channels);
+  a.rules = rules_of(rules, problem.positions * channels);
   int64_t bytes = 0;
   const auto reserve = [&](int64_t more) {
     const int64_t at = bytes;
@@ -767,26 +764,26 @@ bool empty(const AttentionProblem& problem) { return problem.batch == 0 || probl
 
 }  // namespace
 
-bool path_covers(SolverPath path, const AttentionProblem& problem, int64_t channels, const SolverOptions& options) {
-  if (path == SolverPath::kKernels) return options.memory >= 0 && options.memory <= kMemory && kernels_cover(problem, channels);
+bool path_covers(SolverPath path, const AttentionProblem& problem, int64_t channels, const IterationRules& rules) {
+  if (path == SolverPath::kKernels) return rules.memory >= 0 && rules.memory <= kMemory && kernels_cover(problem, channels);
   Arguments a{};
-  return plan(path, problem, channels, options, a);
+  return plan(path, problem, channels, rules, a);
 }
 
-size_t path_workspace_bytes(SolverPath path, const AttentionProblem& problem, int64_t channels, const SolverOptions& options,
+size_t path_workspace_bytes(SolverPath path, const AttentionProblem& problem, int64_t channels, const IterationRules& rules,
                             int multiprocessors) {
-  if (path == SolverPath::kKernels) return kernels_workspace_bytes(problem, channels, options, multiprocessors);
+  if (path == SolverPath::kKernels) return kernels_workspace_bytes(problem, channels, rules, multiprocessors);
   Arguments a{};
-  if (!plan(path, problem, channels, options, a) || a.resident) return 0;
+  if (!plan(path, problem, channels, rules, a) || a.resident) return 0;
   return static_cast<size_t>(problem.batch * a.cluster * a.array * (kArrays + 2 * a.rules.memory)) * sizeof(float);
 }
 
 void solve_by(SolverPath path, const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights,
-              const SolverOptions& options, const float* y, float* x, const SolverReport& report, const Launch& launch) {
+              const IterationRules& rules, const float* y, float* x, const SolverReport& report, const Launch& launch) {
   if (empty(problem)) return;
-  if (path == SolverPath::kKernels) return solve_by_kernels(problem, channels, weights, options, y, x, report, launch);
+  if (path == SolverPath::kKernels) return solve_by_kernels(problem, channels, weights, rules, y, x, report, launch);
   Arguments a{};
-  if (!plan(path, problem, channels, options, a)) not_covered();
+  if (!plan(path, problem, channels, rules, a)) not_covered();
   a.symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias && !a.sum_score;
   a.weights = weights;
   a.y = y;
@@ -802,26 +799,26 @@ constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, 
 
 }  // namespace
 
-bool solver_covers(const AttentionProblem& problem, int64_t channels, const SolverOptions& options) {
+bool solver_covers(const AttentionProblem& problem, int64_t channels, const IterationRules& rules) {
   for (const SolverPath path : kPaths) {
-    if (path_covers(path, problem, channels, options)) return true;
+    if (path_covers(path, problem, channels, rules)) return true;
   }
   return false;
 }
 
-size_t solver_workspace_bytes(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors) {
+size_t solver_workspace_bytes(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors) {
   if (empty(problem)) return 0;
   for (const SolverPath path : kPaths) {
-    if (path_covers(path, problem, channels, options)) return path_workspace_bytes(path, problem, channels, options, multiprocessors);
+    if (path_covers(path, problem, channels, rules)) return path_workspace_bytes(path, problem, channels, rules, multiprocessors);
   }
   return 0;
 }
 
-void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const SolverOptions& options,
+void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const IterationRules& rules,
            const float* y, float* x, const SolverReport& report, const Launch& launch) {
   for (const SolverPath path : kPaths) {
-    if (path_covers(path, problem, channels, options)) {
-      return solve_by(path, problem, channels, weights, options, y, x, report, launch);
+    if (path_covers(path, problem, channels, rules)) {
+      return solve_by(path, problem, channels, weights, rules, y, x, report, launch);
     }
   }
   if (!empty(problem)) not_covered();

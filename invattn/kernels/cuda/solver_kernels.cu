@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(const Work work) {
   work.decisions[sample].improved = 1;
   work.arrived[sample] = 0;
   work.idle[sample] = faults == 0 ? 0 : 1;
-  if (faults != 0) work.states[sample].status = SolverStatus::kNotFinite;
+  if (faults != 0) work.states[sample].monitor.status = SampleStatus::kNotFinite;
 }
 
 __global__ void __launch_bounds__(kThreads) advance_kernel(const Work work) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const Work work, con
   const int place = static_cast<int>(threadIdx.x) % kPositions, part = static_cast<int>(threadIdx.x) / kPositions;
   const int64_t position = int64_t{blockIdx.x} * kPositions + place;
   float(*in)[kPositions] = reinterpret_cast<float(*)[kPositions]>(shared_memory() + kParts * kSums * sizeof(double));
-  const int iteration = work.states[sample].iteration;
+  const int iteration = work.states[sample].monitor.iteration;
   const int slot = slot_of(iteration, work.rules.memory);
   const bool step = iteration > 0 && work.rules.memory > 0, inside = position < n;
   for (int v = part; v < work.values; v += kParts) in[v][place] = inside ? work.attended[(sample * work.values + v) * n + position] : 0.0f;
@@ -249,12 +249,12 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   report.residual[sample] = residual_of(state, work.rules);
-  report.iterations[sample] = state.iteration;
-  report.status[sample] = static_cast<int32_t>(state.status);
+  report.iterations[sample] = state.monitor.iteration;
+  report.status[sample] = state.monitor.status;
 }
 
 /// Lays the workspace out from `memory` on; the bytes it takes. symmetric: query and key are one.
-int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors, bool symmetric,
+int64_t lay_out(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors, bool symmetric,
                 void* memory, Work& work) {
   const int64_t n = problem.positions, b = problem.batch, entries = b * channels * n;
   work.positions = n;
@@ -263,7 +263,7 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const SolverO
   work.values = static_cast<int>(problem.values);
   work.channels = static_cast<int>(channels);
   work.blocks = static_cast<int>((n + kPositions - 1) / kPositions);
-  work.rules = rules_of(options, channels * n);
+  work.rules = rules_of(rules, channels * n);
   int64_t bytes = 0;
   const auto reserve = [&]<class T>(T*& pointer, int64_t count) {
     pointer = reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
@@ -371,7 +371,7 @@ cudaError_t capture_loop(const AttentionProblem& problem, const Work& work, int 
 
 using Key = std::array<uint64_t, 19>;
 
-Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, bool symmetric, const Launch& launch,
+Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, bool symmetric, const Launch& launch,
            int device) {
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
   const auto real = [](double value) { return std::bit_cast<uint64_t>(value); };
@@ -385,12 +385,12 @@ Key key_of(const AttentionProblem& problem, int64_t channels, const SolverOption
           number(static_cast<int>(problem.normalization)),
           real(problem.mass),
           number(channels),
-          real(options.tolerance),
-          number(options.max_iterations),
-          number(options.memory),
-          real(options.mixing),
-          real(options.regularization),
-          number(options.patience),
+          real(rules.tolerance),
+          number(rules.max_iterations),
+          number(rules.memory),
+          real(rules.mixing),
+          real(rules.regularization),
+          number(rules.patience),
           number(symmetric ? 1 : 0),
           reinterpret_cast<uint64_t>(launch.workspace),
           number(launch.multiprocessors)};
@@ -439,11 +439,11 @@ class Graphs {
   size_t next_ = 0;
 };
 
-void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, const Work& work, const Launch& launch) {
+void run_loop(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, const Work& work, const Launch& launch) {
   static Graphs graphs;
   const auto stream = static_cast<cudaStream_t>(launch.stream);
-  if (options.host_loop) {  // samples that have stopped are idle in what is left
-    for (int64_t done = 0; done <= options.max_iterations; done += kUnrolled) run_body(problem, work, launch.multiprocessors, stream, {});
+  if (launch.host_loop) {  // samples that have stopped are idle in what is left
+    for (int64_t done = 0; done <= rules.max_iterations; done += kUnrolled) run_body(problem, work, launch.multiprocessors, stream, {});
     return;
   }
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
@@ -455,14 +455,14 @@ void run_loop(const AttentionProblem& problem, int64_t channels, const SolverOpt
   } else {
     int device = 0;
     cudaGetDevice(&device);
-    graphs.launch(key_of(problem, channels, options, work.key == work.query, launch, device), problem, work, launch);
+    graphs.launch(key_of(problem, channels, rules, work.key == work.query, launch, device), problem, work, launch);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);  // errors stay for cudaGetLastError, as those of any launch
 }
 
 #else
 
-void run_loop(const AttentionProblem& problem, int64_t, const SolverOptions&, const Work& work, const Launch& launch) {
+void run_loop(const AttentionProblem& problem, int64_t, const IterationRules&, const Work& work, const Launch& launch) {
   while (work.counters[kRunning] != 0) run_body(problem, work, launch.multiprocessors, nullptr, {});
 }
 
@@ -478,22 +478,22 @@ bool kernels_cover(const AttentionProblem& problem, int64_t channels) {
   return covers(problem) && channels >= 1 && channels <= kMost && problem.values <= kMost && problem.depth <= kMost;
 }
 
-size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors) {
+size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors) {
   if (problem.batch == 0 || problem.positions == 0) return 0;
   Work work{};
-  return static_cast<size_t>(lay_out(problem, channels, options, multiprocessors, false, nullptr, work));
+  return static_cast<size_t>(lay_out(problem, channels, rules, multiprocessors, false, nullptr, work));
 }
 
-void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const SolverOptions& options,
+void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const IterationRules& rules,
                       const float* y, float* x, const SolverReport& report, const Launch& launch) {
   Work work{};
   const bool symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias;
-  lay_out(problem, channels, options, launch.multiprocessors, symmetric, launch.workspace, work);
+  lay_out(problem, channels, rules, launch.multiprocessors, symmetric, launch.workspace, work);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
   INVATTN_LAUNCH(start_kernel, grid, dim3(kThreads), kShared, stream, work, weights, y);
   INVATTN_LAUNCH(begin_kernel, samples, dim3(kThreads), kShared, stream, work);
-  run_loop(problem, channels, options, work, launch);
+  run_loop(problem, channels, rules, work, launch);
   INVATTN_LAUNCH(finish_kernel, grid, dim3(kThreads), kShared, stream, work, x, report);
 }
 

@@ -12,16 +12,16 @@ enum class SolverPath {
   kKernels,    // any N: kernels in the body of a graph's WHILE node
 };
 
-bool path_covers(SolverPath path, const AttentionProblem& problem, int64_t channels, const SolverOptions& options);
-size_t path_workspace_bytes(SolverPath path, const AttentionProblem& problem, int64_t channels, const SolverOptions& options,
+bool path_covers(SolverPath path, const AttentionProblem& problem, int64_t channels, const IterationRules& rules);
+size_t path_workspace_bytes(SolverPath path, const AttentionProblem& problem, int64_t channels, const IterationRules& rules,
                             int multiprocessors);
 void solve_by(SolverPath path, const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights,
-              const SolverOptions& options, const float* y, float* x, const SolverReport& report, const Launch& launch);
+              const IterationRules& rules, const float* y, float* x, const SolverReport& report, const Launch& launch);
 
 // solver_kernels.cu
 bool kernels_cover(const AttentionProblem& problem, int64_t channels);
-size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const SolverOptions& options, int multiprocessors);
-void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const SolverOptions& options,
+size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors);
+void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const IterationRules& rules,
                       const float* y, float* x, const SolverReport& report, const Launch& launch);
 
 }  // namespace invattn::kernels::cuda

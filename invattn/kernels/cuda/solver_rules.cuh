@@ -1,12 +1,12 @@
 #pragma once
 
-// The rules of invattn/solver/driver.cpp (Monitor) and anderson.cpp for one sample, by one warp: from the sums over its entries to what the
-// entries do next. Shared by the fused solver and the one made of kernels.
+// The rules of invattn/core/iteration.h and Anderson's method (invattn/solver/anderson.cpp) for one sample, by one warp: from the sums over
+// its entries to what the entries do next. Shared by the fused solver and the one made of kernels.
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
+#include "invattn/core/iteration.h"
 #include "invattn/kernels/cuda/launch.h"
 #include "invattn/kernels/solver.h"
 
@@ -19,22 +19,21 @@ inline constexpr int kRight = 8;    // sum kRight + m: defect . defect_history[m
 inline constexpr int kFaults = 15;  // at the start only: entries of y that are not finite
 inline constexpr int kGramStride = 8;
 
-/// SolverOptions as the device wants them.
+/// IterationRules as the device wants them.
 struct SolverRules {
   double tolerance, regularization, inverse_entries;
   int max_iterations, memory, patience;
   float mixing;
 };
 
-inline SolverRules rules_of(const SolverOptions& options, int64_t entries) {
-  const auto clipped = [](int64_t number) { return static_cast<int>(number < (int64_t{1} << 30) ? number : int64_t{1} << 30); };
-  return {options.tolerance,
-          options.regularization,
+inline SolverRules rules_of(const IterationRules& rules, int64_t entries) {
+  return {rules.tolerance,
+          rules.regularization,
           1.0 / static_cast<double>(entries),
-          clipped(options.max_iterations),
-          clipped(options.memory < options.max_iterations ? options.memory : options.max_iterations),
-          clipped(options.patience),
-          static_cast<float>(options.mixing)};
+          counted_steps(rules.max_iterations),
+          counted_steps(rules.memory < rules.max_iterations ? rules.memory : rules.max_iterations),
+          counted_steps(rules.patience),
+          static_cast<float>(rules.mixing)};
 }
 
 /// Where in the history the difference of iterate `iteration` to the one before goes.
@@ -49,15 +48,14 @@ struct Decision {
   float gamma[kMemory];
 };
 
-/// What a sample remembers from step to step besides its entries. Residuals are kept as the sums of squares that they are the roots of: a
-/// root has to be taken at the end only.
+/// What a sample remembers from step to step besides its entries. The monitor is shown the sums of squares that residuals are the roots of:
+/// a root has to be taken at the end only.
 struct SampleState {
   double scale;      // residual = sqrt(sum / entries) / scale
   double converged;  // the sum up to which the residual is within the tolerance
-  double first, best, milestone;
-  int iteration, milestone_iteration, price, waiting;
+  Monitor monitor;
+  BackOff back_off;
   int accelerated, previous_finite;
-  SolverStatus bad, status;
   double gram[kMemory * kGramStride];  // (m, m) dF' dF
 };
 
@@ -65,19 +63,16 @@ __device__ inline void start_state(SampleState& state, double square_of_y, const
   state.scale = 1 + sqrt(square_of_y * rules.inverse_entries);
   const double root = rules.tolerance * state.scale;
   state.converged = root * root / rules.inverse_entries;
-  state.first = state.best = std::numeric_limits<double>::infinity();
-  state.milestone = 0;
-  state.iteration = state.milestone_iteration = state.waiting = 0;
-  state.price = 1;
+  state.monitor = {};
+  state.back_off = {};
   state.accelerated = state.previous_finite = 0;
-  state.bad = state.status = SolverStatus::kNotConverged;
   for (double& product : state.gram) product = 0;
 }
 
 /// The best residual. Rounding does not lift it over the tolerance that it was found to keep.
 __device__ inline double residual_of(const SampleState& state, const SolverRules& rules) {
-  const double residual = sqrt(state.best * rules.inverse_entries) / state.scale;
-  return state.status == SolverStatus::kConverged && residual > rules.tolerance ? rules.tolerance : residual;
+  const double residual = sqrt(state.monitor.best * rules.inverse_entries) / state.scale;
+  return state.monitor.status == SampleStatus::kConverged && residual > rules.tolerance ? rules.tolerance : residual;
 }
 
 #ifdef INVATTN_CUDA_EMULATION
@@ -129,46 +124,25 @@ __device__ inline double solve_normal_equations(const double* gram, double right
 
 /// One step of the rules by a whole warp. sum: lanes v and v + 16 hold sum v. state and decision are shared by the warp.
 __device__ inline void decide(SampleState& state, double sum, const SolverRules& rules, Decision& decision) {
-  constexpr double kDivergence = 1e4, kProgress = 0.99;
-  constexpr int kLargestPrice = 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int memory = rules.memory, iteration = state.iteration, slot = slot_of(iteration, memory);
+  const int memory = rules.memory, iteration = state.monitor.iteration, slot = slot_of(iteration, memory);
   const double residual = shuffle(sum, 0);
-  double first = state.first, best = state.best, milestone = state.milestone;
-  int milestone_iteration = state.milestone_iteration;
 
-  // driver.cpp: the best iterate, then Monitor::observe.
-  const bool finite = isfinite(residual), improved = iteration == 0 || residual < best;
-  if (!isfinite(first)) first = residual;
-  if (residual < best) best = residual;
-  SolverStatus status = SolverStatus::kNotConverged;
-  const SolverStatus before = state.bad;
-  const SolverStatus bad = !finite                                        ? SolverStatus::kNotFinite
-                           : residual > kDivergence * kDivergence * first ? SolverStatus::kDiverged
-                                                                          : SolverStatus::kNotConverged;
-  if (iteration == 0 || best <= kProgress * kProgress * milestone) {
-    milestone = best;
-    milestone_iteration = iteration;
-  }
-  if (best <= state.converged) {
-    status = SolverStatus::kConverged;
-  } else if (bad != SolverStatus::kNotConverged && before != SolverStatus::kNotConverged) {
-    status = before;  // the first of the two bad iterates names the cause
-  } else if (iteration - milestone_iteration >= rules.patience) {
-    status = SolverStatus::kStagnated;
-  }
-  const bool stop = status != SolverStatus::kNotConverged || iteration == rules.max_iterations;
+  // The best iterate, and whether to go on.
+  Monitor monitor = state.monitor;
+  const bool finite = isfinite(residual), improved = iteration == 0 || residual < monitor.best;
+  const bool stop = monitor.observe(residual, StoppingRules::of_squares(state.converged, rules.patience, rules.max_iterations));
+  const double best = monitor.best;
 
   // anderson.cpp.
   const bool step = !stop && memory > 0 && iteration > 0;
   const bool accelerated = state.accelerated != 0, rejected = step && accelerated && !(residual <= best);
   const bool base_finite = rejected ? isfinite(best) : finite;
-  int waiting = state.waiting, price = state.price;
+  BackOff back_off = state.back_off;
   bool usable = false;
   double weight = 0;
   if (step) {
-    waiting = rejected ? price : waiting > 0 ? waiting - 1 : 0;
-    price = rejected ? (2 * price < kLargestPrice ? 2 * price : kLargestPrice) : accelerated ? 1 : price;
+    back_off.wait(rejected, accelerated);
     usable = base_finite && state.previous_finite != 0 && !rejected;
     const int row = lane < memory ? lane : 0;
     const double newest = shuffle(sum, kNewest + row), right = shuffle(sum, kRight + row);
@@ -178,7 +152,8 @@ __device__ inline void decide(SampleState& state, double sum, const SolverRules&
       if (lane < memory) state.gram[lane * kGramStride + slot] = usable ? newest : 0;
       if (lane < memory && lane != slot) state.gram[slot * kGramStride + lane] = usable ? newest : 0;
       __syncwarp();
-      if (waiting == 0) weight = solve_normal_equations(state.gram, lane == slot && !usable ? 0 : right, rules.regularization, memory);
+      if (back_off.waiting == 0)
+        weight = solve_normal_equations(state.gram, lane == slot && !usable ? 0 : right, rules.regularization, memory);
     }
   }
   int moves = weight != 0 ? 1 : 0;
@@ -190,21 +165,13 @@ __device__ inline void decide(SampleState& state, double sum, const SolverRules&
   decision.improved = improved;
   decision.rejected = rejected;
   decision.usable = usable;
-  decision.plain = waiting > 0;
+  decision.plain = back_off.waiting > 0;
   decision.accelerated = moves != 0;
   decision.slot = slot;
-  state.first = first;
-  state.best = best;
-  state.milestone = milestone;
-  state.milestone_iteration = milestone_iteration;
-  state.bad = bad;
-  state.status = status;
-  state.price = price;
-  state.waiting = waiting;
+  state.monitor = monitor;
+  state.back_off = back_off;
   if (step) state.accelerated = moves != 0;
-  if (stop) return;
-  state.previous_finite = base_finite;
-  ++state.iteration;
+  if (!stop) state.previous_finite = base_finite;
 }
 
 /// The arrays of one entry, all but `x`, `image` and `y`, as the step needs them.
