@@ -28,6 +28,7 @@
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/attention.h"
+#include "invattn/report/foreign_json.h"
 #include "invattn/report/report.h"
 
 namespace invattn {
@@ -298,13 +299,14 @@ StudyRun summary_of(const Judged& judged, const std::string& model, double secon
 }  // namespace
 
 FinishedRun read_finished_run(const std::filesystem::path& folder) {
-  if (!reporting::is_density_run(folder)) {
+  const reporting::ResultsFile results = reporting::read_results(folder);
+  if (results.experiment != Experiment::kDensity) {
     fail(ErrorKind::kData, kOrigin, "expected a run of `invattn density train`, got ", folder.string(),
          ", which is of another experiment. Name another folder.");
   }
   FinishedRun run;  // not with braces around what may throw: g++ 12 then destroys `options` twice
   run.folder = folder;
-  run.record = reporting::read_density_record(folder);
+  run.record = reporting::read_density_record(results);
   read_toml_file(run.options, folder / "config.toml");
   const reporting::DensityRecord& record = run.record;
   const auto damaged = [&](const auto&... what) {
@@ -531,6 +533,7 @@ DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, 
   std::stable_sort(result.differences.begin(), result.differences.end(),
                    [](const StudyDifference& a, const StudyDifference& b) { return a.measure < b.measure; });
   json written = fields_to_json(result);
+  written["experiment"] = to_string(Experiment::kDensityStudy);
   written["made_with"] = parse_json(made_with(study), kOrigin);
   write_file_atomically(study.folder / "study.json", json_text(written, 1) + "\n", kOrigin);
   write_report(study.folder);

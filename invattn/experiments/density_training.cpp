@@ -305,6 +305,7 @@ class Training : public TrainingTask {
     outcome.gap = record(outcome.validation, /*last=*/true);
     outcome.picture = draw_samples();
     const ordered_json results{{"finished", true},
+                               {"experiment", to_string(Experiment::kDensity)},
                                {"data", options_.data},
                                {"height", options_.flow.height},
                                {"width", options_.flow.width},

@@ -213,7 +213,7 @@ class Training : public TrainingTask {
       }
     }
     ordered_json results{{"finished", true},
-                         {"experiment", "detection"},
+                         {"experiment", to_string(Experiment::kDetection)},
                          {"data", options_.data},
                          {"variant", to_string(options_.network.variant)},
                          {"seed", options_.seed},

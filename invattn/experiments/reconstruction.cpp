@@ -131,8 +131,10 @@ class RunFolder {
       }
       rows.push_back(ordered_json(row));
     }
-    const ordered_json results = {
-        {"finished", complete}, {"rows", std::move(rows)}, {"made_with", ordered_json::parse(made_with(settings_))}};
+    const ordered_json results = {{"finished", complete},
+                                  {"experiment", to_string(Experiment::kReconstruction)},
+                                  {"rows", std::move(rows)},
+                                  {"made_with", ordered_json::parse(made_with(settings_))}};
     write_file_atomically(settings_.folder / "results.json", json_text(results, 1) + "\n", kOrigin);
   }
 

@@ -79,15 +79,10 @@ const DensityResult& DensityRecord::best() const {
 
 std::string DensityRecord::title() const { return plane ? dataset : View{.dataset = dataset, .height = height, .width = width}.title(); }
 
-bool is_density_run(const std::filesystem::path& folder) {
-  const json results = read_results(folder);
-  return Object(results, (folder / "results.json").string()).find("validation") != nullptr;
-}
-
-DensityRecord read_density_record(const std::filesystem::path& folder) {
-  const json parsed = read_results(folder);
-  const Object object(parsed, (folder / "results.json").string());
-  DensityRecord record{read_provenance(object, folder)};
+DensityRecord read_density_record(const ResultsFile& results) {
+  const std::filesystem::path& folder = results.folder;
+  const Object object = results.object();
+  DensityRecord record{read_provenance(results)};
   const std::string data = object.text("data");
   record.dataset = data.substr(0, data.find(':'));
   record.height = object.integer("height");

@@ -70,11 +70,8 @@ struct DensityRecord : Provenance {
   const char* things() const { return plane ? "points" : "images"; }
 };
 
-/// Whether RUN/results.json is of a density training; an Error(kData) where there is no such file, or one that is damaged.
-bool is_density_run(const std::filesystem::path& folder);
-
-/// Reads results.json, metrics.jsonl, evaluation.json where there is one, and the names of the pictures in samples/.
-DensityRecord read_density_record(const std::filesystem::path& folder);
+/// Reads beside the results metrics.jsonl, evaluation.json where there is one, and the names of the pictures in samples/.
+DensityRecord read_density_record(const ResultsFile& results);
 
 /// Gives each record its label. They must be of the same data, else it is a usage error.
 void name_apart(std::vector<DensityRecord>& records);

@@ -271,16 +271,14 @@ void check(const DensityStudy& study, const std::filesystem::path& path) {
 
 }  // namespace
 
-bool is_density_study(const std::filesystem::path& folder) { return std::filesystem::is_regular_file(folder / "study.json"); }
-
-std::pair<DensityStudy, Provenance> read_density_study(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "study.json";
-  json parsed = parse_json(read_text(path), std::string(kOrigin) + ", " + path.string());
-  Provenance provenance = read_provenance(Object(parsed, path.string()), folder);
-  parsed.erase("made_with");
+std::pair<DensityStudy, Provenance> read_density_study(const ResultsFile& results) {
+  Provenance provenance = read_provenance(results);
+  json fields = results.content;
+  fields.erase("made_with");
+  fields.erase("experiment");
   DensityStudy study;
-  fields_from_json(study, parsed, std::string(kOrigin) + ", " + path.string());
-  check(study, path);
+  fields_from_json(study, fields, std::string(kOrigin) + ", " + results.path.string());
+  check(study, results.path);
   return {std::move(study), std::move(provenance)};
 }
 
@@ -416,8 +414,8 @@ Table study_runs(const DensityStudy& study) {
   return table;
 }
 
-Report density_study_report(const std::filesystem::path& folder) {
-  const auto [study, provenance] = read_density_study(folder);
+Report density_study_report(const ResultsFile& results) {
+  const auto [study, provenance] = read_density_study(results);
   Report report{.tables = {study_differences(study), study_arms(study), study_runs(study)}};
   if (!arm_against_arm(study).empty()) report.figures.push_back(draw_differences(study));
   const PageContent content{.experiment = "Does attention help a flow?",

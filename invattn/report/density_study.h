@@ -179,11 +179,8 @@ struct DensityStudy {
 
 namespace reporting {
 
-/// Whether the folder holds study.json.
-bool is_density_study(const std::filesystem::path& folder);
-
 /// The study, and how it was made. What is missing or damaged is an Error(kData) that names it.
-std::pair<DensityStudy, Provenance> read_density_study(const std::filesystem::path& folder);
+std::pair<DensityStudy, Provenance> read_density_study(const ResultsFile& results);
 
 /// Which kind of attention gains, loses or shows no difference, against which flow, in one sentence each.
 std::string study_headline(const DensityStudy& study);
@@ -203,7 +200,7 @@ double chance_of_a_claim(int64_t seeds);
 struct Report;
 
 /// Tables, the figure of the differences, and the page.
-Report density_study_report(const std::filesystem::path& folder);
+Report density_study_report(const ResultsFile& results);
 
 }  // namespace reporting
 }  // namespace invattn

@@ -87,17 +87,16 @@ std::string data_name(const std::string& data) {
 double number(const json& value) { return value.is_number() ? value.get<double>() : kNotFinite; }
 
 /// Nothing where the run has not finished.
-std::optional<Trained> read_trained(const path& folder) {
-  const path file = folder / "results.json";
-  const json results = read_results(folder);
+std::optional<Trained> read_trained(const ResultsFile& file) {
+  const json& results = file.content;
   try {
     if (!results.at("finished").get<bool>() || !results.contains("test")) return std::nullopt;
     const std::string variant = results.at("variant").get<std::string>();
     const auto* const found =
         std::find_if(kPrinted.begin(), kPrinted.end(), [&](const Printed& known) { return known.variant == variant; });
-    if (results.at("experiment") != "detection" || found == kPrinted.end()) throw std::invalid_argument("another experiment");
+    if (file.experiment != Experiment::kDetection || found == kPrinted.end()) throw std::invalid_argument("another experiment");
     const json& test = results.at("test");
-    Trained run{.folder = folder, .data = data_name(results.at("data").get<std::string>())};
+    Trained run{.folder = file.folder, .data = data_name(results.at("data").get<std::string>())};
     run.variant = static_cast<std::size_t>(found - kPrinted.begin());
     run.images = test.at("images").get<std::int64_t>();
     run.measures = {number(test.at("s_measure")), number(test.at("f_measure").at("mean")), number(test.at("e_measure").at("mean")),
@@ -114,34 +113,21 @@ std::optional<Trained> read_trained(const path& folder) {
     }
     return run;
   } catch (const std::exception&) {
-    fail(ErrorKind::kData, kOrigin, file.string(), ": expected the results of `invattn detect train`, got something else. ",
+    fail(ErrorKind::kData, kOrigin, file.path.string(), ": expected the results of `invattn detect train`, got something else. ",
          "Name folders of such runs.");
   }
 }
 
-std::vector<Trained> read_runs(const std::vector<path>& folders) {
+std::vector<Trained> read_runs(const std::vector<ResultsFile>& files) {
   std::vector<Trained> runs;
-  const auto add = [&runs](const path& folder) {
-    if (auto run = read_trained(folder)) runs.push_back(std::move(*run));
-  };
-  for (const path& folder : folders) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder / "results.json", ignored)) {
-      add(folder);
-      continue;
-    }
-    std::vector<path> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-      if (std::filesystem::exists(entry.path() / "results.json", ignored)) inside.push_back(entry.path());
-    }
-    std::sort(inside.begin(), inside.end());
-    for (const path& run : inside) add(run);
+  std::string names;
+  for (const ResultsFile& file : files) {
+    names += (names.empty() ? "" : ", ") + file.folder.string();
+    if (auto run = read_trained(file)) runs.push_back(std::move(*run));
   }
   if (runs.empty()) {
-    std::string names;
-    for (const path& folder : folders) names += (names.empty() ? "" : ", ") + folder.string();
-    fail(ErrorKind::kData, kOrigin, "expected finished runs of `invattn detect train` in ", names,
-         ", got none. Let one finish, or name its folder.");
+    fail(ErrorKind::kData, kOrigin, "expected finished runs of `invattn detect train`, got ", names,
+         ". Let one finish, or name its folder.");
   }
   return runs;
 }
@@ -363,18 +349,29 @@ std::vector<DrawnFigure> draw_figures_of(const std::string& data, const std::vec
 
 }  // namespace
 
-bool is_detection_run(const path& folder) {
-  const json results = read_results(folder);
-  const json* experiment = Object(results, (folder / "results.json").string()).find("experiment");
-  return experiment != nullptr && *experiment == "detection";
+std::vector<ResultsFile> find_detection_runs(const std::vector<path>& folders) {
+  std::vector<ResultsFile> runs;
+  for (const path& folder : folders) {
+    std::error_code ignored;
+    std::vector<path> inside;
+    if (!std::filesystem::exists(folder / "results.json", ignored)) {
+      for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+        if (std::filesystem::exists(entry.path() / "results.json", ignored)) inside.push_back(entry.path());
+      }
+    }
+    if (inside.empty()) inside.push_back(folder);
+    std::sort(inside.begin(), inside.end());
+    for (const path& run : inside) runs.push_back(read_results(run));
+  }
+  return runs;
 }
 
-Table detection_results(const std::vector<path>& runs) {
+Table detection_results(const std::vector<ResultsFile>& runs) {
   const std::vector<Trained> trained = read_runs(runs);
   return measures_table(groups_of(trained));
 }
 
-Report detection_report(const std::vector<path>& runs) {
+Report detection_report(const std::vector<ResultsFile>& runs) {
   const std::vector<Trained> trained = read_runs(runs);
   const std::vector<Group> groups = groups_of(trained);
   Report report{.tables = {measures_table(groups), inverse_table(groups)}};

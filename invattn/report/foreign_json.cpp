@@ -92,8 +92,29 @@ std::vector<Object> Object::objects(const std::string& name) const {
   return result;
 }
 
-json read_results(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "results.json";
+namespace {
+
+Experiment experiment_of(const Object& results) {
+  if (results.find("experiment") != nullptr) {
+    const std::string written = results.text("experiment");
+    for (const auto& [experiment, name] : EnumNames<Experiment>::kNames) {
+      if (name == written) return experiment;
+    }
+  } else if (results.find("rows") != nullptr) {
+    return Experiment::kReconstruction;
+  } else if (results.find("validation") != nullptr) {
+    return Experiment::kDensity;
+  } else if (results.find("arms") != nullptr) {
+    return Experiment::kDensityStudy;
+  }
+  results.wrong("experiment", list_names("", all_names<Experiment>()));
+}
+
+}  // namespace
+
+ResultsFile read_results(const std::filesystem::path& folder) {
+  const std::filesystem::path study = folder / "study.json";
+  const std::filesystem::path path = std::filesystem::is_regular_file(study) ? study : folder / "results.json";
   if (!std::filesystem::is_regular_file(path)) {
     if (std::filesystem::is_regular_file(folder / "config.toml")) {
       fail(ErrorKind::kData, kOrigin, "expected a run with results.json, got ", folder.string(),
@@ -102,15 +123,17 @@ json read_results(const std::filesystem::path& folder) {
     fail(ErrorKind::kData, kOrigin, "expected the folder of a run, with results.json in it, got ", folder.string(),
          ". Name the folder that `invattn reconstruct`, `density train` or `detect train` wrote.");
   }
-  return parse_json(read_text(path), std::string(kOrigin) + ", " + path.string());
+  ResultsFile results{.folder = folder, .path = path, .content = parse_json(read_text(path), std::string(kOrigin) + ", " + path.string())};
+  results.experiment = experiment_of(results.object());
+  return results;
 }
 
-Provenance read_provenance(const Object& results, const std::filesystem::path& folder) {
+Provenance read_provenance(const ResultsFile& results) {
   // A trailing slash leaves an empty file name.
-  const std::filesystem::path plain = std::filesystem::absolute(folder).lexically_normal();
-  const Object made_with = results.object("made_with");
+  const std::filesystem::path plain = std::filesystem::absolute(results.folder).lexically_normal();
+  const Object made_with = results.object().object("made_with");
   const std::int64_t threads = made_with.integer("threads");
-  const std::filesystem::path config = folder / "config.toml";
+  const std::filesystem::path config = results.folder / "config.toml";
   return {.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string(),
           .command = made_with.text("command"),
           .made_with = "invattn " + made_with.text("invattn") + ", torch " + made_with.text("torch") + ", " + made_with.text("device") +

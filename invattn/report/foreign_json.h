@@ -7,6 +7,7 @@
 #include <vector>
 #include <nlohmann/json.hpp>
 
+#include "invattn/report/experiment.h"
 #include "invattn/report/run.h"
 
 // Reading of run folders, which may be damaged or not ours. For .cpp files only, as invattn/io/json_fields.h.
@@ -40,10 +41,21 @@ class Object {
   std::string where_;
 };
 
-/// RUN/results.json; where there is none, an Error(kData) that tells a training that has not ended from a folder of something else.
-nlohmann::json read_results(const std::filesystem::path& folder);
+/// RUN/results.json, or study.json of a study: what a run is of, and what came of it.
+struct ResultsFile {
+  std::filesystem::path folder;
+  std::filesystem::path path;
+  Experiment experiment = Experiment::kReconstruction;
+  nlohmann::json content;
 
-/// From "made_with" of `results`, and RUN/config.toml.
-Provenance read_provenance(const Object& results, const std::filesystem::path& folder);
+  Object object() const { return {content, path.string()}; }
+};
+
+/// Where there is none, an Error(kData) that tells a training that has not ended from a folder of something else. "experiment" says what the
+/// run is of; in files of older versions, which lack it, what one experiment alone writes: "rows", "validation" or "arms".
+ResultsFile read_results(const std::filesystem::path& folder);
+
+/// From "made_with", and RUN/config.toml.
+Provenance read_provenance(const ResultsFile& results);
 
 }  // namespace invattn::reporting

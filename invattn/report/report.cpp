@@ -1,6 +1,5 @@
 #include "invattn/report/report.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
@@ -106,49 +105,62 @@ ReportSummary write(const Report& report, const std::filesystem::path& folder) {
 }  // namespace
 
 ReportSummary write_report(const std::filesystem::path& run) {
-  if (is_density_study(run)) return write(density_study_report(run), run);
-  if (is_detection_run(run)) return write(detection_report({run}), run);
-  if (is_density_run(run)) {
-    const std::vector<DensityRecord> records = {read_density_record(run)};
-    Report report{
-        .tables = density_tables(records), .figures = draw_density_figures(records.front()), .page = render_density_page(records)};
-    report.tables.push_back(density_certificates(records));
-    return write(report, run);
+  const ResultsFile results = read_results(run);
+  switch (results.experiment) {
+    case Experiment::kDensityStudy:
+      return write(density_study_report(results), run);
+    case Experiment::kDetection:
+      return write(detection_report({results}), run);
+    case Experiment::kDensity: {
+      const std::vector<DensityRecord> records = {read_density_record(results)};
+      Report report{
+          .tables = density_tables(records), .figures = draw_density_figures(records.front()), .page = render_density_page(records)};
+      report.tables.push_back(density_certificates(records));
+      return write(report, run);
+    }
+    case Experiment::kReconstruction:
+      break;
   }
-  const std::vector<Run> runs = {read_run(run)};
+  const std::vector<Run> runs = {read_run(results)};
   return write({.tables = tables_of(rows_of(runs)), .figures = figures_of(runs), .page = render_page(runs)}, run);
 }
 
 ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
-  return write(detection_report(runs), out);
+  return write(detection_report(find_detection_runs(runs)), out);
 }
 
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html) {
   require(!runs.empty(), kOrigin, "expected at least one run, got none. Name the folders of runs.");
-  std::vector<std::filesystem::path> detections;
-  std::vector<DensityRecord> densities;
-  std::vector<Run> reconstructions;
+  std::vector<ResultsFile> results;
   for (const std::filesystem::path& run : runs) {
-    if (is_detection_run(run)) {
-      detections.push_back(run);
-    } else if (is_density_run(run)) {
-      densities.push_back(read_density_record(run));
-    } else {
-      reconstructions.push_back(read_run(run));
-    }
+    results.push_back(read_results(run));
+    const Experiment first = results.front().experiment;
+    const Experiment next = results.back().experiment;
+    require(next == first, kOrigin, "expected runs of one experiment, got ", first, " and ", next, ". Make a page of each.");
   }
-  require(std::max({reconstructions.size(), densities.size(), detections.size()}) == runs.size(), kOrigin,
-          "expected runs of one experiment, got ", reconstructions.size(), " of reconstruct, ", densities.size(), " of density train and ",
-          detections.size(), " of detect train. Make a page of each.");
   std::string page;
-  if (!detections.empty()) {
-    page = detection_report(detections).page;
-  } else if (!densities.empty()) {
-    name_apart(densities);
-    page = render_density_page(densities);
-  } else {
-    name_apart(reconstructions);
-    page = render_page(reconstructions);
+  switch (results.front().experiment) {
+    case Experiment::kDensityStudy:
+      require(results.size() == 1, kOrigin, "expected one study, got ", results.size(), ". Make a page of each.");
+      page = density_study_report(results.front()).page;
+      break;
+    case Experiment::kDetection:
+      page = detection_report(results).page;
+      break;
+    case Experiment::kDensity: {
+      std::vector<DensityRecord> records;
+      for (const ResultsFile& file : results) records.push_back(read_density_record(file));
+      name_apart(records);
+      page = render_density_page(records);
+      break;
+    }
+    case Experiment::kReconstruction: {
+      std::vector<Run> read;
+      for (const ResultsFile& file : results) read.push_back(read_run(file));
+      name_apart(read);
+      page = render_page(read);
+      break;
+    }
   }
   write_file_atomically(html, page, kOrigin);
 }
@@ -156,12 +168,22 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
 std::string results_table(const std::vector<ResultRow>& rows) { return to_markdown(every_network(rows)); }
 
 std::string results_table(const std::filesystem::path& run) {
-  if (is_density_study(run)) return to_markdown(study_differences(read_density_study(run).first));
-  if (is_detection_run(run)) return detection_table({run});
-  if (is_density_run(run)) return to_markdown(density_results({read_density_record(run)}));
-  return results_table(rows_of({read_run(run)}));
+  const ResultsFile results = read_results(run);
+  switch (results.experiment) {
+    case Experiment::kDensityStudy:
+      return to_markdown(study_differences(read_density_study(results).first));
+    case Experiment::kDetection:
+      return to_markdown(detection_results({results}));
+    case Experiment::kDensity:
+      return to_markdown(density_results({read_density_record(results)}));
+    case Experiment::kReconstruction:
+      break;
+  }
+  return results_table(rows_of({read_run(results)}));
 }
 
-std::string detection_table(const std::vector<std::filesystem::path>& runs) { return to_markdown(detection_results(runs)); }
+std::string detection_table(const std::vector<std::filesystem::path>& runs) {
+  return to_markdown(detection_results(find_detection_runs(runs)));
+}
 
 }  // namespace invattn

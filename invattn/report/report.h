@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "invattn/report/experiment.h"
 #include "invattn/report/run.h"
 
 namespace invattn {
@@ -16,8 +17,8 @@ struct ReportSummary {
 };
 
 /// Reads a run folder of `reconstruct` (results.json, cells/), `density train` (results.json, metrics.jsonl, evaluation.json, samples/) or
-/// `detect train` (results.json, pictures.safetensors), or a study of `density compare` (study.json), and writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or
-/// nothing. Works on a reconstruction that is under way: a network whose folder is not there yet has no pictures and charts, and the page
+/// `detect train` (results.json, pictures.safetensors), or a study of `density compare` (study.json), as its field "experiment" says, and
+/// writes RUN/tables/*.md, RUN/figures/*.png and RUN/report.html, each all or nothing. Works on a reconstruction that is under way: a network whose folder is not there yet has no pictures and charts, and the page
 /// says so. Files that are missing or damaged otherwise are an Error(kData) that names the file.
 ReportSummary write_report(const std::filesystem::path& run);
 

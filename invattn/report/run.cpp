@@ -1,22 +1,16 @@
 #include "invattn/report/run.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cstddef>
-#include <map>
-#include <string_view>
+#include <tuple>
 #include <utility>
 #include <nlohmann/json.hpp>
 
-#include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
-#include "invattn/io/printable.h"
-#include "invattn/io/safetensors.h"
 #include "invattn/report/foreign_json.h"
+#include "invattn/report/foreign_tensors.h"
 
 namespace invattn::reporting {
 namespace {
@@ -95,44 +89,9 @@ CellDetails read_details(const std::filesystem::path& path, const std::string& i
   return details;
 }
 
-/// Tensors of a foreign file, each with the type and shape that are expected; -1 stands for any size.
-class Tensors {
- public:
-  explicit Tensors(std::filesystem::path path) : path_(std::move(path)), tensors_(read_safetensors(path_).tensors) {}
-
-  bool has(const std::string& name) const { return tensors_.contains(name); }
-
-  at::Tensor get(const std::string& name, at::ScalarType type, const std::vector<std::int64_t>& shape) const {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) wrong(name, type, shape, "none");
-    const at::Tensor& tensor = found->second;
-    bool fits = tensor.scalar_type() == type && tensor.dim() == static_cast<std::int64_t>(shape.size());
-    for (std::size_t i = 0; fits && i < shape.size(); ++i)
-      fits = shape[i] < 0 ? tensor.size(static_cast<std::int64_t>(i)) > 0 : tensor.size(static_cast<std::int64_t>(i)) == shape[i];
-    if (!fits) wrong(name, type, shape, std::string(c10::toString(tensor.scalar_type())) + " " + describe(tensor.sizes()));
-    return tensor;
-  }
-
- private:
-  static std::string describe(c10::ArrayRef<std::int64_t> shape) {
-    std::string text = "(";
-    for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + (size < 0 ? std::string("any") : std::to_string(size));
-    return text + ")";
-  }
-
-  [[noreturn]] void wrong(const std::string& name, at::ScalarType type, const std::vector<std::int64_t>& shape,
-                          const std::string& got) const {
-    fail(ErrorKind::kData, kOrigin, path_.string(), ": expected a tensor ", in_quotes(name), " of type ", c10::toString(type),
-         " and shape ", describe(shape), ", got ", got, ". ", kNextStep);
-  }
-
-  std::filesystem::path path_;
-  std::map<std::string, at::Tensor> tensors_;
-};
-
 /// An image of grey level n was given to the network as some number in [n, n + 1). Where the file holds that number ("input") the error is
 /// the distance to it, else that to the interval.
-at::Tensor error_of(const Tensors& tensors, const at::Tensor& originals) {
+at::Tensor error_of(const ForeignTensors& tensors, const at::Tensor& originals) {
   const std::vector<std::int64_t> shape = originals.sizes().vec();
   const at::Tensor reconstruction = tensors.get("reconstruction", at::kFloat, shape);
   const at::Tensor error = tensors.has("input") ? (reconstruction - tensors.get("input", at::kFloat, shape)).abs()
@@ -147,17 +106,16 @@ std::int64_t Run::without_details() const {
   return std::count_if(cells.begin(), cells.end(), [](const Cell& cell) { return !cell.details.has_value(); });
 }
 
-Run read_run(const std::filesystem::path& folder) {
-  const json parsed = read_results(folder);
-  const Object object(parsed, (folder / "results.json").string());
-  Run run{read_provenance(object, folder)};
+Run read_run(const ResultsFile& results) {
+  const Object object = results.object();
+  Run run{read_provenance(results)};
   const json* finished = object.find("finished");
   if (finished == nullptr || !finished->is_boolean()) object.wrong("finished", "true or false");
   run.finished = finished->get<bool>();
 
   for (const Object& row_object : object.objects("rows")) {
     Cell cell{.row = read_row(row_object), .folder = {}, .details = {}, .has_pictures = false};
-    cell.folder = folder / "cells" / cell.row.id;
+    cell.folder = results.folder / "cells" / cell.row.id;
     if (const auto path = cell.folder / "cell.json"; std::filesystem::is_regular_file(path)) cell.details = read_details(path, cell.row.id);
     cell.has_pictures = cell.details && std::filesystem::is_regular_file(cell.folder / "pictures.safetensors");
     run.cells.push_back(std::move(cell));
@@ -166,7 +124,7 @@ Run read_run(const std::filesystem::path& folder) {
 }
 
 Pictures read_pictures(const Cell& cell) {
-  const Tensors tensors(cell.folder / "pictures.safetensors");
+  const ForeignTensors tensors(cell.folder / "pictures.safetensors");
   const std::int64_t height = cell.row.height;
   const std::int64_t width = cell.row.width;
   Pictures pictures;
@@ -183,16 +141,7 @@ Pictures read_pictures(const Cell& cell) {
                                .images = images,
                                .residuals = tensors.get(name + ".residuals", at::kDouble, {images.size(0), count})});
   }
-  const at::Tensor grid = tensors.get("response.grid", at::kLong, {2});
-  pictures.grid_rows = grid.data_ptr<std::int64_t>()[0];
-  pictures.grid_columns = grid.data_ptr<std::int64_t>()[1];
-  constexpr std::int64_t kLargestGrid = 4096;
-  const bool sound =
-      pictures.grid_rows > 0 && pictures.grid_rows <= kLargestGrid && pictures.grid_columns > 0 && pictures.grid_columns <= kLargestGrid;
-  if (!sound) {
-    fail(ErrorKind::kData, kOrigin, (cell.folder / "pictures.safetensors").string(), ": expected 'response.grid' of 1 to ", kLargestGrid,
-         " rows and columns, got ", pictures.grid_rows, " and ", pictures.grid_columns, ". ", kNextStep);
-  }
+  std::tie(pictures.grid_rows, pictures.grid_columns) = tensors.grid("response.grid");
   const std::int64_t positions = pictures.grid_rows * pictures.grid_columns;
   pictures.response = tensors.get("response", at::kByte, {count, positions, positions});
   return pictures;

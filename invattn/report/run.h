@@ -116,7 +116,9 @@ struct Run : Provenance {
   std::int64_t without_details() const;
 };
 
-Run read_run(const std::filesystem::path& folder);
+struct ResultsFile;
+
+Run read_run(const ResultsFile& results);
 
 /// The pictures of a cell that has them, checked against its row.
 Pictures read_pictures(const Cell& cell);

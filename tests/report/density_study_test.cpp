@@ -86,7 +86,7 @@ TEST_F(StudyReport, WhatIsDamagedIsNamed) {
   damage("\"seeds\": [", "\"seeds\": [ 8,", "lists of several lengths");
   const auto study = made();
   write_plainly(study / "study.json", "{}");
-  expect_contains(error_of([&] { write_report(study); }), "'made_with'");
+  expect_contains(error_of([&] { write_report(study); }), "'experiment'");
   write_plainly(study / "study.json", read_plainly(study / "study.json") + "{");
   expect_contains(error_of([&] { write_report(study); }), "study.json");
 }

@@ -8,6 +8,7 @@
 #include "invattn/report/density_figures.h"
 #include "invattn/report/density_record.h"
 #include "invattn/report/density_tables.h"
+#include "invattn/report/foreign_json.h"
 #include "invattn/report/frame.h"
 #include "invattn/report/report.h"
 #include "tests/io/file_fixture.h"
@@ -26,6 +27,10 @@ class DensityReport : public FileTest {
   std::filesystem::path made(const FakeDensity& run, const std::string& name = "run") const {
     test::make_fake_density(folder / name, run);
     return folder / name;
+  }
+
+  static reporting::DensityRecord record_of(const std::filesystem::path& run) {
+    return reporting::read_density_record(reporting::read_results(run));
   }
 
   void expect_damaged(const std::filesystem::path& run, const std::string& text) const {
@@ -78,7 +83,7 @@ TEST_F(DensityReport, FailedInversesAreToldFirst) {
 
 TEST_F(DensityReport, TrainingLossAndHeldOutFigureStandSideBySide) {
   const auto run = made({.warning = "Held-out minus training loss is 0.0400 bits/dim."});
-  const auto record = reporting::read_density_record(run);
+  const auto record = record_of(run);
   EXPECT_EQ(record.training_loss, 3.9);
   EXPECT_EQ(record.looks.steps, (std::vector<double>{1000, 2000, 3000})) << "the last look once";
   write_report(run);
@@ -90,14 +95,14 @@ TEST_F(DensityReport, TrainingLossAndHeldOutFigureStandSideBySide) {
   expect_contains(read_plainly(folder / "both.html"), "The run concatenation: Held-out minus training loss");
 
   const auto older = made({.older = true}, "older");
-  EXPECT_EQ(reporting::read_density_record(older).looks.steps.size(), 4U) << "the look of the last step, and the result";
+  EXPECT_EQ(record_of(older).looks.steps.size(), 4U) << "the look of the last step, and the result";
   write_report(older);
   EXPECT_EQ(count(read_plainly(older / "report.html"), "training loss, beside"), 0U);
 }
 
 // A held-out figure far from the training loss is what the figure is for.
 TEST_F(DensityReport, TheFigureShowsHeldOutFiguresHoweverFarTheyAre) {
-  auto record = reporting::read_density_record(made({.pictures = 0}));
+  auto record = record_of(made({.pictures = 0}));
   const auto drawn = [&record] { return reporting::draw_density_figures(record).front().png; };
   const std::string before = drawn();
   EXPECT_EQ(drawn(), before);

@@ -236,7 +236,8 @@ void make_fake_run(const std::filesystem::path& folder, const FakeRun& run) {
   }
   const ordered_json made_with = {{"command", run.command}, {"invattn", "0.1.0"}, {"torch", "2.11"},
                                   {"device", "cpu"},        {"threads", 2},       {"date", "2025-06-01 12:00:00"}};
-  write_text(folder / "results.json", ordered_json{{"finished", run.finished}, {"rows", rows}, {"made_with", made_with}}.dump(1));
+  write_text(folder / "results.json",
+             ordered_json{{"finished", run.finished}, {"experiment", "reconstruction"}, {"rows", rows}, {"made_with", made_with}}.dump(1));
   write_text(folder / "config.toml", "# What a run was made with\nseeds = [0, 1]\nepochs = 100\n\n[guard]\nweight = 10.0\n");
 }
 
@@ -283,6 +284,7 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
   ordered_json certificates = ordered_json::array();
   if (run.attention != "none") certificates.push_back("guarded: largest local constant of g 0.81, measured on 256 samples");
   ordered_json results{{"finished", true},
+                       {"experiment", "density"},
                        {"data", run.data},
                        {"height", run.side},
                        {"width", run.side},
@@ -378,6 +380,7 @@ void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds) {
   }
   for (const char* arm : {"gaussian", "concatenation"}) add(StudyMeasure::kKnockOut, arm, arm);
   nlohmann::json written = fields_to_json(study);
+  written["experiment"] = "density-study";
   written["made_with"] = {{"command", "invattn density compare runs/arms --out study"},
                           {"invattn", "0.1.0"},
                           {"torch", "2.11"},

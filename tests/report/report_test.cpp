@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "invattn/io/safetensors.h"
+#include "invattn/report/foreign_json.h"
 #include "invattn/report/frame.h"
 #include "invattn/report/page.h"
 #include "invattn/report/pictures.h"
@@ -44,6 +45,8 @@ class ReportTest : public FileTest {
     test::make_fake_run(folder / name, run);
     return folder / name;
   }
+
+  static reporting::Run run_of(const std::filesystem::path& path) { return reporting::read_run(reporting::read_results(path)); }
 };
 
 TEST_F(ReportTest, WritesTablesFiguresAndPage) {
@@ -136,7 +139,7 @@ TEST_F(ReportTest, ManyNetworksStayUnderTheLimit) {
   fake.seeds = 1;
   fake.images = 4;
   const auto run = made(fake);
-  const std::string page = reporting::render_page({reporting::read_run(run)});
+  const std::string page = reporting::render_page({run_of(run)});
   EXPECT_LT(page.size(), reporting::kLargestPage);
   EXPECT_GT(page.size(), 2'000'000U);  // it makes use of the room
   EXPECT_EQ(count(page, "\"pictures\":{"), 48U);
@@ -149,7 +152,7 @@ TEST_F(ReportTest, LargeImagesStayUnderTheLimit) {
   fake.seeds = 1;
   fake.images = 3;
   fake.frames = 12;
-  const std::string page = reporting::render_page({reporting::read_run(made(fake))});
+  const std::string page = reporting::render_page({run_of(made(fake))});
   EXPECT_LT(page.size(), reporting::kLargestPage);
   EXPECT_EQ(count(page, "\"pictures\":{"), 8U);
 }
@@ -159,7 +162,7 @@ TEST_F(ReportTest, PicturesShrinkWithTheBudgetAndVanishAtLast) {
   fake.views = {{"synthetic", 32, 32}};
   fake.images = 6;
   fake.frames = 18;
-  const reporting::Run run = reporting::read_run(made(fake));
+  const reporting::Run run = run_of(made(fake));
   const std::vector<const reporting::Cell*> cells = {&run.cells.front()};
   const auto size = [](const reporting::Album& album) {
     std::size_t bytes = 0;
@@ -221,13 +224,13 @@ TEST_F(ReportTest, ErrorIsThatOfTheNumberTheNetworkWasGivenWhereItIsKnown) {
   file.tensors["input"] = grey + 0.25;
   file.tensors["reconstruction"] = grey + 0.75;
   write_safetensors(path, file.tensors, {});
-  EXPECT_NEAR(reporting::read_pictures(reporting::read_run(run).cells.front()).error.max().item<double>(), 0.5, 1e-4);
+  EXPECT_NEAR(reporting::read_pictures(run_of(run).cells.front()).error.max().item<double>(), 0.5, 1e-4);
   file.tensors.erase("input");  // anything in [n, n + 1) is grey level n
   write_safetensors(path, file.tensors, {});
-  EXPECT_EQ(reporting::read_pictures(reporting::read_run(run).cells.front()).error.max().item<double>(), 0);
+  EXPECT_EQ(reporting::read_pictures(run_of(run).cells.front()).error.max().item<double>(), 0);
   file.tensors["reconstruction"] = grey + 3.5;
   write_safetensors(path, file.tensors, {});
-  EXPECT_NEAR(reporting::read_pictures(reporting::read_run(run).cells.front()).error.min().item<double>(), 2.5, 1e-4);
+  EXPECT_NEAR(reporting::read_pictures(run_of(run).cells.front()).error.min().item<double>(), 2.5, 1e-4);
 }
 
 TEST_F(ReportTest, RunsAreJoinedOnOnePage) {
@@ -251,6 +254,48 @@ TEST_F(ReportTest, TheSameNetworkOfTwoRunsIsToldApartByTheRun) {
   expect_contains(html, "guarded (one)");
   expect_contains(html, "guarded (one-2)");
   expect_contains(html, "\"variants\":[\"guarded (one)\",\"guarded (one-2)\"]");
+}
+
+TEST_F(ReportTest, ARunSaysWhatItIsOf) {
+  const auto run = made(tiny());
+  const auto path = run / "results.json";
+  write_report(run);
+  const std::string page = read_plainly(run / "report.html");
+  const std::string good = read_plainly(path);
+  replace_in(path, "{", "{\"validation\": {}, \"arms\": [], ");  // what the others write does not matter
+  write_report(run);
+  EXPECT_EQ(read_plainly(run / "report.html"), page);
+  for (const std::string other : {"\"inpainting\"", "7"}) {
+    write_plainly(path, good);
+    replace_in(path, "\"experiment\": \"reconstruction\"", "\"experiment\": " + other);
+    const std::string text = error_of([&] { write_report(run); });
+    expect_contains(text, "results.json: expected ");
+    expect_contains(text, "'experiment'");
+  }
+  write_plainly(path, good);
+  replace_in(path, "\"reconstruction\"", "\"density\"");
+  expect_contains(error_of([&] { write_report(run); }), "'data', got nothing");
+}
+
+TEST_F(ReportTest, RunsOfOlderVersionsAreKnownByWhatTheyHold) {
+  const auto run = made(tiny());
+  test::make_fake_density(folder / "flow", {.pictures = 0});
+  test::make_fake_study(folder / "study", 2);
+  for (const auto& path : {run / "results.json", folder / "flow/results.json", folder / "study/study.json"}) {
+    write_report(path.parent_path());
+    const std::string page = read_plainly(path.parent_path() / "report.html");
+    replace_in(path, "\"experiment\"", "\"older\"");
+    if (path.filename() == "study.json") {  // every key of a study is known
+      std::string text = read_plainly(path);
+      const std::size_t at = text.find("\"older\"");
+      write_plainly(path, text.erase(at, text.find('\n', at) - at));
+    }
+    write_report(path.parent_path());
+    EXPECT_EQ(read_plainly(path.parent_path() / "report.html"), page) << path;
+  }
+  write_plainly(run / "results.json", "{}");
+  expect_contains(error_of([&] { write_report(run); }),
+                  "expected reconstruction, density, detection or density-study for 'experiment', got nothing");
 }
 
 TEST_F(ReportTest, JoiningNothingIsAUsageError) {
