@@ -9,12 +9,14 @@ namespace invattn::reporting {
 std::string_view frame_template();
 std::string_view reconstruction_template();
 std::string_view density_template();
+std::string_view detection_template();
 std::string_view study_template();
 
 std::string_view page_style();
 std::string_view shared_script();  ///< before that of the experiment
 std::string_view reconstruction_script();
 std::string_view density_script();
+std::string_view detection_script();
 std::string_view study_script();
 std::string_view chart_script();  ///< Chart.js with its licence
 

@@ -40,13 +40,6 @@ std::string error_text(const DensityResult& result) { return result.inverse_imag
 
 }  // namespace
 
-std::string decimals(int digits, double value) {
-  if (!std::isfinite(value)) return "not finite";
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
 std::string with_error(const DensityResult& result) {
   if (!std::isfinite(result.bits)) return "not finite";
   return decimals(4, result.bits) + " ± " + decimals(4, result.standard_error);

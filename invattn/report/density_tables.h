@@ -31,9 +31,6 @@ Table density_certificates(const std::vector<DensityRecord>& records);
 /// Those of the above that say something about these runs, in the order of the page; without the certificates.
 std::vector<Table> density_tables(const std::vector<DensityRecord>& records);
 
-/// "4.0553" with 4 digits; "not finite".
-std::string decimals(int digits, double value);
-
 /// "4.0553 ± 0.0241"; "not finite".
 std::string with_error(const DensityResult& result);
 

@@ -11,7 +11,7 @@ file(WRITE "${OUT}.new" "#include \"invattn/report/assets.h\"\n\nnamespace invat
 embed(frame_template "${PAGE}/frame.html")
 embed(page_style "${PAGE}/style.css")
 embed(shared_script "${PAGE}/shared.js")
-foreach(experiment reconstruction density study)
+foreach(experiment reconstruction density detection study)
   embed(${experiment}_template "${PAGE}/${experiment}.html")
   embed(${experiment}_script "${PAGE}/${experiment}.js")
 endforeach()

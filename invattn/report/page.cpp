@@ -83,9 +83,10 @@ ordered_json pictures_json(const PackedPictures& pictures) {
                        {"errors", std::move(errors)},
                        {"shared", frames.shares_start}});
   }
-  return {{"originals", pictures.originals}, {"solvers", std::move(solvers)}, {"factors", pictures.factors},
-          {"images", pictures.images},       {"response", pictures.response}, {"grid", {pictures.grid_rows, pictures.grid_columns}},
-          {"stride", pictures.stride}};
+  return {{"originals", pictures.originals},    {"solvers", std::move(solvers)},
+          {"factors", pictures.factors},        {"images", pictures.images},
+          {"response", pictures.response.maps}, {"grid", {pictures.response.rows, pictures.response.columns}},
+          {"stride", pictures.response.stride}};
 }
 
 /// Everything the script needs. Without an album the pictures are left out.

@@ -64,21 +64,6 @@ std::string compress_bytes(const std::vector<std::uint8_t>& bytes) {
 
 std::string pack(const std::vector<std::uint8_t>& bytes) { return base64(compress_bytes(bytes)); }
 
-/// (…, H, W) uint8 averaged over squares so that no side is longer than `side`.
-at::Tensor shrink(const at::Tensor& images, std::int64_t side) {
-  const std::int64_t longest = std::max(images.size(-1), images.size(-2));
-  const std::int64_t factor = (longest + side - 1) / side;
-  if (factor <= 1) return images.contiguous();
-  const std::vector<std::int64_t> shape = images.sizes().vec();
-  const at::Tensor flat = images.reshape({-1, 1, images.size(-2), images.size(-1)}).to(at::kFloat);
-  const at::Tensor small =
-      at::avg_pool2d(flat, {factor, factor}, {factor, factor}, {0, 0}, /*ceil_mode=*/true, /*count_include_pad=*/false);
-  std::vector<std::int64_t> small_shape(shape.begin(), shape.end() - 2);
-  small_shape.push_back(small.size(-2));
-  small_shape.push_back(small.size(-1));
-  return small.round().to(at::kByte).reshape(small_shape).contiguous();
-}
-
 const std::uint8_t* bytes_of(const at::Tensor& tensor) { return tensor.data_ptr<std::uint8_t>(); }
 
 /// At most `most` of the iterates, first and last among them, such that about as much happens between any two.
@@ -111,12 +96,6 @@ void append_differences(std::vector<std::uint8_t>& out, const at::Tensor& frame,
   for (std::int64_t i = 0; i < frame.numel(); ++i) out.push_back(codes[static_cast<std::size_t>(255 + int{shown[i]} - int{wanted[i]})]);
 }
 
-std::string pack_original(const at::Tensor& image) {
-  std::vector<std::uint8_t> bytes(bytes_of(image), bytes_of(image) + image.numel());
-  for (std::size_t i = bytes.size() - 1; i > 0; --i) bytes[i] = static_cast<std::uint8_t>(bytes[i] - bytes[i - 1]);
-  return pack(bytes);
-}
-
 /// Every stride-th row and column of a grid of positions, as indices.
 at::Tensor grid_subset(std::int64_t rows, std::int64_t columns, std::int64_t stride) {
   const at::Tensor r = at::arange(0, rows, stride);
@@ -128,6 +107,24 @@ std::int64_t stride_for(std::int64_t rows, std::int64_t columns, std::int64_t mo
   std::int64_t stride = 1;
   while (((rows + stride - 1) / stride) * ((columns + stride - 1) / stride) > most) ++stride;
   return stride;
+}
+
+/// (K, P, P) of a large grid, averaged down to a small one on both sides.
+at::Tensor shrink_response(const at::Tensor& response, PackedResponse& packed) {
+  const std::int64_t factor = stride_for(packed.rows, packed.columns, kMostKeys);
+  const std::int64_t count = response.size(0);
+  const std::int64_t positions = response.size(1);
+  const auto pool = [&](const at::Tensor& maps) {  // (n, rows, columns)
+    return at::avg_pool2d(maps.unsqueeze(1), {factor, factor}, {factor, factor}, {0, 0}, /*ceil_mode=*/true, /*count_include_pad=*/false);
+  };
+  at::Tensor keys = pool(response.to(at::kFloat).reshape({count * positions, packed.rows, packed.columns}));
+  const std::int64_t rows = keys.size(2);
+  const std::int64_t columns = keys.size(3);
+  keys = keys.reshape({count, positions, rows * columns}).transpose(1, 2).reshape({-1, packed.rows, packed.columns});
+  const at::Tensor both = pool(keys).reshape({count, rows * columns, rows * columns}).transpose(1, 2);  // (K, queries, keys)
+  packed.rows = rows;
+  packed.columns = columns;
+  return (both / both.amax(2, /*keepdim=*/true).clamp_min(1e-6) * 255).round().to(at::kByte).contiguous();
 }
 
 /// Packs one network after another, images by their number.
@@ -162,14 +159,7 @@ class Packer {
       meta.shares_start = frames.size() > 1 && frames.back()[0].equal(frames.front()[0]);
     }
 
-    packed.grid_rows = pictures.grid_rows;
-    packed.grid_columns = pictures.grid_columns;
-    at::Tensor response = pictures.response.narrow(0, 0, count);
-    if (pictures.grid_rows * pictures.grid_columns > kMostKeys) response = shrink_response(response, packed);
-    packed.stride = stride_for(packed.grid_rows, packed.grid_columns, detail_.positions);
-    response = response.index_select(1, grid_subset(packed.grid_rows, packed.grid_columns, packed.stride));
-    const at::Tensor levels = (stretch_response(response) * (kResponseLevels - 1)).round().to(at::kByte);
-    response = at::cat({response.amin(2, /*keepdim=*/true), levels}, 2).contiguous();
+    packed.response = pack_response(pictures.response.narrow(0, 0, count), pictures.grid_rows, pictures.grid_columns, detail_.positions);
 
     for (std::int64_t k = 0; k < count; ++k) {
       std::vector<std::uint8_t> bytes;
@@ -185,7 +175,6 @@ class Packer {
         bytes.push_back(static_cast<std::uint8_t>((int{bytes_of(error)[i]} * (kErrorLevels - 1) + 127) / 255));
       }
       packed.images.push_back(pack(bytes));
-      packed.response.push_back(pack({bytes_of(response[k]), bytes_of(response[k]) + response[k].numel()}));
     }
     return packed;
   }
@@ -201,28 +190,10 @@ class Packer {
     const auto same = std::find_if(seen.begin(), seen.end(), [&originals](const at::Tensor& other) { return other.equal(originals); });
     if (same != seen.end()) return static_cast<std::size_t>(same - seen.begin());
     PackedOriginals packed{.height = originals.size(2), .width = originals.size(3)};
-    for (std::int64_t k = 0; k < originals.size(0); ++k) packed.images.push_back(pack_original(originals[k]));
+    for (std::int64_t k = 0; k < originals.size(0); ++k) packed.images.push_back(pack_picture(originals[k]));
     all.push_back(std::move(packed));
     seen.push_back(originals);
     return all.size() - 1;
-  }
-
-  /// (K, P, P) of a large grid, averaged down to a small one on both sides.
-  static at::Tensor shrink_response(const at::Tensor& response, PackedPictures& packed) {
-    const std::int64_t factor = stride_for(packed.grid_rows, packed.grid_columns, kMostKeys);
-    const std::int64_t count = response.size(0);
-    const std::int64_t positions = response.size(1);
-    const auto pool = [&](const at::Tensor& maps) {  // (n, rows, columns)
-      return at::avg_pool2d(maps.unsqueeze(1), {factor, factor}, {factor, factor}, {0, 0}, /*ceil_mode=*/true, /*count_include_pad=*/false);
-    };
-    at::Tensor keys = pool(response.to(at::kFloat).reshape({count * positions, packed.grid_rows, packed.grid_columns}));
-    const std::int64_t rows = keys.size(2);
-    const std::int64_t columns = keys.size(3);
-    keys = keys.reshape({count, positions, rows * columns}).transpose(1, 2).reshape({-1, packed.grid_rows, packed.grid_columns});
-    const at::Tensor both = pool(keys).reshape({count, rows * columns, rows * columns}).transpose(1, 2);  // (K, queries, keys)
-    packed.grid_rows = rows;
-    packed.grid_columns = columns;
-    return (both / both.amax(2, /*keepdim=*/true).clamp_min(1e-6) * 255).round().to(at::kByte).contiguous();
   }
 
   Detail detail_;
@@ -237,7 +208,7 @@ std::size_t text_size(const std::vector<std::string>& texts) {
 
 std::size_t size_in_page(const PackedPictures& network) {
   constexpr std::size_t kPerFrame = 24;  // bytes of a residual and an error in JSON
-  std::size_t size = text_size(network.images) + text_size(network.response);
+  std::size_t size = text_size(network.images) + text_size(network.response.maps);
   for (const PackedFrames& frames : network.solvers) size += kPerFrame * frames.iterations.size() * network.images.size();
   return size;
 }
@@ -280,6 +251,43 @@ at::Tensor stretch_response(const at::Tensor& response) {
   const at::Tensor least = response.amin(-1, /*keepdim=*/true).to(at::kFloat);
   const at::Tensor range = response.amax(-1, /*keepdim=*/true).to(at::kFloat) - least;
   return at::where(range > 0, (response.to(at::kFloat) - least) / range.clamp_min(1), at::ones({}));
+}
+
+at::Tensor shrink(const at::Tensor& images, std::int64_t side) {
+  const std::int64_t longest = std::max(images.size(-1), images.size(-2));
+  const std::int64_t factor = (longest + side - 1) / side;
+  if (factor <= 1) return images.contiguous();
+  const std::vector<std::int64_t> shape = images.sizes().vec();
+  const at::Tensor flat = images.reshape({-1, 1, images.size(-2), images.size(-1)}).to(at::kFloat);
+  const at::Tensor small =
+      at::avg_pool2d(flat, {factor, factor}, {factor, factor}, {0, 0}, /*ceil_mode=*/true, /*count_include_pad=*/false);
+  std::vector<std::int64_t> small_shape(shape.begin(), shape.end() - 2);
+  small_shape.push_back(small.size(-2));
+  small_shape.push_back(small.size(-1));
+  return small.round().to(at::kByte).reshape(small_shape).contiguous();
+}
+
+std::string pack_picture(const at::Tensor& bytes) {
+  const at::Tensor flat = bytes.contiguous();
+  std::vector<std::uint8_t> steps(bytes_of(flat), bytes_of(flat) + flat.numel());
+  for (std::size_t i = steps.size() - 1; i > 0; --i) steps[i] = static_cast<std::uint8_t>(steps[i] - steps[i - 1]);
+  return pack(steps);
+}
+
+PackedResponse pack_response(const at::Tensor& response, std::int64_t rows, std::int64_t columns, std::int64_t positions) {
+  PackedResponse packed{.rows = rows, .columns = columns};
+  at::Tensor asked = response;
+  if (response.size(1) == 1 && rows * columns > 1) {
+    packed.stride = 0;
+  } else {
+    if (rows * columns > kMostKeys) asked = shrink_response(asked, packed);
+    packed.stride = stride_for(packed.rows, packed.columns, positions);
+    asked = asked.index_select(1, grid_subset(packed.rows, packed.columns, packed.stride));
+  }
+  const at::Tensor levels = (stretch_response(asked) * (kResponseLevels - 1)).round().to(at::kByte);
+  asked = at::cat({asked.amin(2, /*keepdim=*/true), levels}, 2).contiguous();
+  for (std::int64_t k = 0; k < asked.size(0); ++k) packed.maps.push_back(pack({bytes_of(asked[k]), bytes_of(asked[k]) + asked[k].numel()}));
+  return packed;
 }
 
 double amplification(const at::Tensor& error) {

@@ -33,16 +33,21 @@ struct PackedFrames {
   bool shares_start = false;                     ///< its first iterate is that of the first solver, and not stored again
 };
 
+/// Response maps on a grid of positions, of some images.
+struct PackedResponse {
+  std::vector<std::string>
+      maps{};  ///< (K) base64 of zlib: (queries, 1 + P), the least of the row in 255ths of its largest, then the row stretched, 0 to kResponseLevels - 1
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t stride = 1;  ///< every how many rows and columns of the grid there is a query; 0: there is one query
+};
+
 struct PackedPictures {
   std::size_t originals = 0;  ///< index of PackedOriginals
   std::vector<PackedFrames> solvers{};
   std::vector<double> factors{};      ///< (K): by how much the error map is amplified
   std::vector<std::string> images{};  ///< (K) base64 of zlib: the iterates of all solvers, then the error map
-  std::vector<std::string>
-      response{};  ///< (K) base64 of zlib: (queries, 1 + P), the least of the row in 255ths of its largest, then the row stretched, 0 to kResponseLevels - 1
-  std::int64_t grid_rows = 0;
-  std::int64_t grid_columns = 0;
-  std::int64_t stride = 1;  ///< every how many rows and columns of the grid there is a query
+  PackedResponse response{};
 };
 
 struct Album {
@@ -66,6 +71,15 @@ Album pack_pictures(const std::vector<const Cell*>& cells, std::size_t budget);
 
 /// 1, 2 or 5 times a power of ten: the largest that keeps nearly all of `error` (any shape) below full scale when multiplied; 1 at least.
 double amplification(const at::Tensor& error);
+
+/// (…, H, W) uint8 averaged over squares so that no side is longer than `side`.
+at::Tensor shrink(const at::Tensor& images, std::int64_t side);
+
+/// base64 of zlib of the bytes, each as its difference from the one before.
+std::string pack_picture(const at::Tensor& bytes);
+
+/// (K, P, P) uint8 over a grid, or (K, 1, P): one query. Large grids are averaged down, and at most `positions` can be asked for.
+PackedResponse pack_response(const at::Tensor& response, std::int64_t rows, std::int64_t columns, std::int64_t positions);
 
 std::string base64(const std::string& bytes);
 

@@ -100,6 +100,13 @@ std::string short_number(double value) {
   return text.data();
 }
 
+std::string decimals(int digits, double value) {
+  if (!std::isfinite(value)) return "not finite";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
 std::string escape_html(std::string_view text) {
   std::string result;
   result.reserve(text.size());

@@ -40,6 +40,9 @@ std::string escape_html(std::string_view text);
 /// "84.87", "4.1e-09", "not finite".
 std::string short_number(double value);
 
+/// "4.0553" with 4 digits; "not finite".
+std::string decimals(int digits, double value);
+
 /// One line per data set, variant and kind.
 Table every_network(const std::vector<ResultRow>& rows);
 

@@ -290,10 +290,95 @@ def test_study(page):
     check_looks(page, "#differences")
 
 
+def test_detection_charts(page):
+    for chart in ("#loss", "#held-out", "#largest", "#f-curve", "#e-curve"):
+        page.drawn(chart)
+    before = page.drawn("#held-out")
+    page.click(page.find("#measure label:nth-of-type(4)"))
+    page.wait_for_change("#held-out", before, "another measure")
+    slider = page.find("#when")
+    values = [part.text for part in page.all("#moment dd")]
+    check(len(values) == 6 and "–" not in values, f"loss, constant and four measures at the end: {values}")
+    before = page.drawn("#loss")
+    slider.send_keys(Keys.HOME)
+    page.wait(lambda: [part.text for part in page.all("#moment dd")] != values, "the slider changes no figure")
+    page.wait_for_change("#loss", before, "the slider")
+    check("After 0.2 epochs" in page.find("#when-caption").text, "the caption does not say after how many epochs")
+    slider.send_keys(Keys.END)
+    page.wait(lambda: [part.text for part in page.all("#moment dd")] == values, "the slider does not come back to the end")
+
+
+def test_found(page):
+    check(len(page.all("#layers button")) == 4, "image, truth, map and overlay are not there")
+    before = page.drawn("#picture")
+    box = page.find("#picture-box")
+    seen = {before}
+    for _ in range(3):
+        page.click(box)
+        before = page.wait_for_change("#picture", before, "a click")
+        seen.add(before)
+    check(len(seen) == 4, "a click does not lead through all four")
+    box.send_keys(Keys.ARROW_DOWN)
+    before = page.wait_for_change("#picture", before, "an arrow key")
+    page.click(page.find("#layers button:nth-of-type(2)"))
+    before = page.wait_for_change("#picture", before, "choosing the truth")
+    check("truth" in page.find("#picture-caption").text, "the caption does not say what is shown")
+    box.send_keys(Keys.ARROW_RIGHT)
+    before = page.wait_for_change("#picture", before, "the next image")
+    page.wait(lambda: "image 2" in page.find("#found-section .chosen").text, "the chosen image is not named")
+    page.click(page.find("#thumbs button:nth-of-type(1)"))
+    page.wait_for_change("#picture", before, "another image")
+
+
+def test_detection_attention(page):
+    check(len(page.all("#maps canvas")) == 4, "there is not one map per level")
+    before = page.drawn("#maps canvas")
+    box = page.find("#ask")
+    page.script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", box)
+    ActionChains(page.driver).move_to_element_with_offset(box, -box.size["width"] // 3, -box.size["height"] // 3).perform()
+    before = page.wait_for_change("#maps canvas", before, "pointing at a pixel")
+    text = page.find("#ask-caption").text
+    check("asking: row" in text, "the caption does not say what is asked")
+    box.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    page.wait_for_change("#maps canvas", before, "an arrow key")
+    check(page.find("#ask-caption").text != text, "the caption does not follow the arrow keys")
+
+
+def test_undone(page):
+    check(page.drawn("#undone") == page.drawn("#before"), "the features do not come back")
+    check(page.drawn("#after") != page.drawn("#before"), "the block does nothing")
+    before = page.drawn("#before")
+    page.click(page.find("#level label:nth-of-type(2)"))
+    page.wait_for_change("#before", before, "another level")
+    check("10" in page.find("#reading-largest").text, "the largest difference is not told")
+    check(page.find("#reading-undone").text == "32 of 32", "how many images were undone is not told")
+
+
+def test_detection_looks(page):
+    check_looks(page, "#loss")
+
+
+def test_networks(page):
+    check(not page.find("#undone-section").is_displayed() or "InvDot" in page.find("#undone-section .chosen").text, "features of another network")
+    network = Select(page.find("#network"))
+    check(len(network.options) == 3 and len(page.all("#others button")) == 3, "there are not three networks to choose from")
+    network.select_by_visible_text("InvDot")
+    page.wait(lambda: page.find("#undone-section").is_displayed(), "the features of the invertible network are not shown")
+    before = page.drawn("#picture")
+    page.click(page.find("#others button:nth-of-type(3)"))
+    page.wait_for_change("#picture", before, "another network")
+    page.wait(lambda: not page.find("#attention-section").is_displayed(), "the network without attention attends")
+    network.select_by_visible_text("Gaus")
+    page.wait(lambda: "a place on the object" in page.find("#ask-caption").text, "an older run does not show what it has")
+    page.drawn("#maps canvas")
+
+
 RECONSTRUCTION = (test_slider, test_play, test_charts, test_attention, test_choices, test_looks, test_labels, test_copy)
 DENSITY = (test_density_charts, test_density_samples, test_density_looks, test_labels, test_copy)
+DETECTION = (test_detection_charts, test_found, test_detection_attention, test_undone, test_detection_looks, test_labels, test_copy)
 PAGES = {"small": ("#iterate", RECONSTRUCTION), "density": ("#by-steps", DENSITY), "densities": ("#by-steps", DENSITY),
-         "plane": ("#by-steps", (test_plane, test_density_samples, test_labels)), "study": ("#differences", (test_study, test_labels, test_copy))}
+         "plane": ("#by-steps", (test_plane, test_density_samples, test_labels)), "study": ("#differences", (test_study, test_labels, test_copy)),
+         "detection": ("#picture", DETECTION), "detections": ("#picture", (test_networks, test_detection_looks, test_labels, test_copy))}
 
 
 def main():

@@ -307,6 +307,121 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
   write_text(folder / "config.toml", "# What a run was made with\nsteps = 3000\n\n[flow]\nhidden = 512\n");
 }
 
+namespace {
+
+void write_detection_pictures(const std::filesystem::path& path, const FakeDetection& run, bool attends, bool undone) {
+  const at::Tensor images = smooth_images(run.data, run.images, run.side, run.side);
+  const at::Tensor y = at::linspace(-1, 1, run.side).reshape({run.side, 1});
+  const at::Tensor x = at::linspace(-1, 1, run.side).reshape({1, run.side});
+  std::vector<at::Tensor> truths;
+  std::vector<at::Tensor> maps;
+  for (std::int64_t k = 0; k < run.images; ++k) {
+    const double centre = 0.3 * static_cast<double>(k) - 0.3;
+    const at::Tensor distance = ((x - centre).square() + (y + centre).square()).sqrt();
+    truths.push_back((distance < 0.4).to(at::kByte) * 255);
+    maps.push_back(to_bytes(255 * at::sigmoid(20 * (0.4 * run.s - distance))));
+  }
+  std::map<std::string, at::Tensor> tensors = {{"images", to_bytes(images)}, {"truth", at::stack(truths)}, {"map", at::stack(maps)}};
+  for (int level = 1; level <= 4 && attends; ++level) {
+    const std::string number = std::to_string(level);
+    const std::int64_t cells = std::min<std::int64_t>(run.side / 2 >> level, 16);
+    const at::Tensor response = response_of(images, cells, cells, static_cast<std::size_t>(level - 1));
+    tensors["attention" + number] = response.select(1, cells * cells / 2).to(at::kFloat).reshape({run.images, cells, cells}) / 255;
+    if (run.older) continue;
+    tensors["response" + number] = response;
+    tensors["response" + number + ".grid"] = at::tensor({cells, cells}, at::kLong);
+    if (!undone) continue;
+    const std::int64_t side = run.side / 2 >> level;
+    const at::Tensor before = to_bytes(at::adaptive_avg_pool2d(images, {side, side}));
+    tensors["features" + number] = at::stack({before, to_bytes(before.to(at::kFloat) * 0.7 + 40), before}, 1);
+    tensors["features" + number + ".error"] = 1e-6 * at::rand({run.images, side, side}, generator_of("features " + number));
+  }
+  write_safetensors(path, tensors, {});
+}
+
+}  // namespace
+
+void make_fake_detection(const std::filesystem::path& folder, const FakeDetection& run) {
+  std::filesystem::create_directories(folder);
+  const bool attends = run.variant != "base";
+  const bool undone = run.variant.starts_with("invertible-");
+  constexpr std::int64_t kEpochs = 16;
+  std::ofstream metrics(folder / "metrics.jsonl");
+  for (std::int64_t step = 20; step <= 100 * kEpochs; step += 20) {
+    const double epoch = static_cast<double>(step) / 100;
+    metrics << ordered_json{{"step", step},
+                            {"epoch", epoch},
+                            {"loss", 0.1 + 0.5 * std::exp(-epoch / 4) + 0.01 * std::sin(epoch)},
+                            {"penalty", 0},
+                            {"largest", undone ? 0.8 - 0.6 * std::exp(-epoch / 6) : 0},
+                            {"learning_rate", 1e-3},
+                            {"seconds", 0.8 * epoch}}
+            << "\n";
+    if (run.looks && step % 200 == 0 && step < 100 * kEpochs) {
+      const double behind = 0.3 * std::exp(-epoch / 4);
+      metrics << ordered_json{{"step", step},
+                              {"epoch", step / 100},
+                              {"validation",
+                               {{"s_measure", run.s - behind},
+                                {"f_measure", run.s - 0.03 - behind},
+                                {"e_measure", run.s + 0.02 - behind},
+                                {"mae", 0.05 + behind}}}}
+              << "\n";
+    }
+  }
+  const auto curve = [](double height) {
+    std::vector<double> values(256);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = height * (1 - std::pow(static_cast<double>(i) / 256, 8));
+    return values;
+  };
+  ordered_json inverses = ordered_json::array();
+  ordered_json certificates = ordered_json::array();
+  for (int level = 1; level <= 4 && undone; ++level) {
+    const std::int64_t side = run.side / 2 >> level;
+    inverses.push_back({{"level", level},
+                        {"positions", side * side},
+                        {"images", 32},
+                        {"failures", level == 2 ? run.failures : 0},
+                        {"residual", 8.8e-7},
+                        {"error", 1.3e-5},
+                        {"constant", 0.2 * level},
+                        {"iterations", 3 + level}});
+    certificates.push_back("guarded: largest local constant of g 0." + std::to_string(2 * level) + ", measured on 64 samples");
+  }
+  const ordered_json results{
+      {"finished", true},
+      {"experiment", "detection"},
+      {"data", run.data},
+      {"variant", run.variant},
+      {"seed", 0},
+      {"epochs", kEpochs},
+      {"train_images", 600},
+      {"seconds", 83.5},
+      {"seconds_per_epoch", 5.2},
+      {"parameters", 123456},
+      {"test",
+       {{"images", 100},
+        {"mae", 0.05},
+        {"s_measure", run.s},
+        {"weighted_f", run.s - 0.05},
+        {"f_measure", {{"adaptive", 0.8}, {"mean", run.s - 0.03}, {"max", run.s}}},
+        {"e_measure", {{"adaptive", 0.8}, {"mean", run.s + 0.02}, {"max", run.s + 0.03}}},
+        {"curves", {{"precision", curve(1)}, {"recall", curve(1)}, {"f_measure", curve(run.s)}, {"e_measure", curve(run.s + 0.02)}}}}},
+      {"certificates", certificates},
+      {"inverses", inverses},
+      {"made_with",
+       {{"command", "invattn detect train --variant " + run.variant},
+        {"invattn", "0.1.0"},
+        {"torch", "2.11"},
+        {"device", "cpu"},
+        {"threads", 2},
+        {"date", "2025-06-01 12:00:00"},
+        {"weights", ""}}}};
+  write_text(folder / "results.json", results.dump(1));
+  if (run.images > 0) write_detection_pictures(folder / "pictures.safetensors", run, attends, undone);
+  write_text(folder / "config.toml", "# What a run was made with\nepochs = 16\n\n[network]\nsize = 64\n");
+}
+
 void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds) {
   std::filesystem::create_directories(folder);
   DensityStudy study{.dataset = "cifar10",

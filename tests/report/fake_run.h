@@ -49,4 +49,19 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
 /// CIFAR-10. Gaussian gains over none, shows no difference from wider, and concatenation loses.
 void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds);
 
+/// What the folder of a detection training should hold.
+struct FakeDetection {
+  std::string data = "synthetic";
+  std::string variant = "invertible-dot-product";
+  double s = 0.9;  ///< S-measure of the test
+  std::int64_t side = 64;
+  std::int64_t images = 3;  ///< with pictures; 0: none
+  std::int64_t failures = 0;
+  bool looks = true;   ///< at held-out images
+  bool older = false;  ///< of a version that stored neither responses nor features
+};
+
+/// Writes a run folder as `invattn detect train` would leave it, but for the model and the maps.
+void make_fake_detection(const std::filesystem::path& folder, const FakeDetection& run);
+
 }  // namespace invattn::test

@@ -9,7 +9,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide|density|densities|plane|study\n";
+    std::cerr << "usage: report_fake_run_tool FOLDER small|large|wide|density|densities|plane|study|detection|detections\n";
     return 2;
   }
   const std::filesystem::path folder = argv[1];
@@ -24,6 +24,20 @@ int main(int argc, char** argv) {
   if (size == "study") {
     invattn::test::make_fake_study(folder, 3);
     std::cout << invattn::write_report(folder).html.string() << "\n";
+    return 0;
+  }
+  if (size == "detection") {
+    invattn::test::make_fake_detection(folder, {});
+    std::cout << invattn::write_report(folder).html.string() << "\n";
+    return 0;
+  }
+  if (size == "detections") {  // three networks, the last of an older version
+    const std::vector<std::filesystem::path> runs = {folder / "base", folder / "invertible", folder / "plain"};
+    invattn::test::make_fake_detection(runs[0], {.variant = "base", .s = 0.8});
+    invattn::test::make_fake_detection(runs[1], {.s = 0.7});
+    invattn::test::make_fake_detection(runs[2], {.variant = "gaussian", .older = true});
+    invattn::write_joint_report(runs, folder / "report.html");
+    std::cout << (folder / "report.html").string() << "\n";
     return 0;
   }
   if (size == "densities") {  // the five variants of the paper's network on one page

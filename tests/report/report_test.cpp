@@ -168,7 +168,7 @@ TEST_F(ReportTest, PicturesShrinkWithTheBudgetAndVanishAtLast) {
     std::size_t bytes = 0;
     for (const auto& network : album.networks) {
       for (const auto& text : network.images) bytes += text.size();
-      for (const auto& text : network.response) bytes += text.size();
+      for (const auto& text : network.response.maps) bytes += text.size();
     }
     for (const auto& originals : album.originals) {
       for (const auto& text : originals.images) bytes += text.size();

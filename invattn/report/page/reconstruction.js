@@ -1,22 +1,9 @@
 "use strict";
 // Reconstruction: draws what the reader chooses.
 (() => {
-  const { byId, data, run, element, pretty, withCommas, segments, colour, seriesColour, charts, drawChart, powerTicks, fact, prepareCharts } = page;
+  const { byId, data, run, element, pretty, withCommas, segments, options, colour, seriesColour, charts, drawChart, powerTicks, fact, prepareCharts,
+          inflate, unpack, paint, paintPicture, heat, paintAttention, cellAt, askWith } = page;
   const state = { view: 0, variant: 0, kind: 0, solver: null, image: 0, place: 0, asked: null };
-
-  const inflated = new Map();
-  // Bytes of base64 of zlib; each text is unpacked once.
-  const inflate = (text) => {
-    if (!inflated.has(text)) {
-      inflated.set(text, (async () => {
-        if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack the pictures (it lacks DecompressionStream).");
-        const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-        return new Uint8Array(await new Response(stream).arrayBuffer());
-      })());
-    }
-    return inflated.get(text);
-  };
 
   const networkAt = (view, variant, kind) =>
     data.networks.find((network) => network.view === view && network.variant === variant && network.kind === kind);
@@ -27,11 +14,7 @@
 
   const originalOf = async (pictures, image) => {
     const { height, width, images } = data.originals[pictures.originals];
-    const steps = await inflate(images[image]);
-    const pixels = new Uint8ClampedArray(steps.length);
-    let sum = 0;
-    for (let i = 0; i < steps.length; ++i) pixels[i] = sum = (sum + steps[i]) & 255;
-    return { height, width, pixels };
+    return { height, width, pixels: await unpack(images[image]) };
   };
 
   // Where an iterate lies among the packed ones.
@@ -58,37 +41,7 @@
     return { height, width, values: Array.from(codes.subarray(codes.length - height * width), (code) => code / (data.error_levels - 1)) };
   };
 
-  const paint = (canvas, height, width, colourAt) => {
-    canvas.width = width;
-    canvas.height = height;
-    const context = canvas.getContext("2d");
-    const picture = context.createImageData(width, height);
-    for (let i = 0; i < height * width; ++i) {
-      const [red, green, blue] = colourAt(i);
-      picture.data.set([red, green, blue, 255], 4 * i);
-    }
-    context.putImageData(picture, 0, 0);
-  };
-  const paintPicture = (canvas, { height, width, pixels }) => {
-    const plane = height * width;
-    paint(canvas, height, width, (i) => [pixels[i], pixels[plane + i], pixels[2 * plane + i]]);
-  };
-
-  // Black, purple, orange, yellow: the order survives in grey.
-  const stops = [[0, 0, 5], [87, 15, 110], [186, 54, 84], [250, 140, 10], [252, 255, 163]];
-  const heat = (value) => {
-    const place = Math.min(Math.max(value, 0), 1) * (stops.length - 1);
-    const below = Math.min(Math.floor(place), stops.length - 2);
-    return stops[below].map((low, i) => low + (stops[below + 1][i] - low) * (place - below));
-  };
-
   // ---- choosing
-
-  const options = (select, names, chosen, choose) => {
-    select.replaceChildren(...names.map((name, i) => element("option", { value: String(i), text: name })));
-    select.value = String(chosen);
-    select.onchange = () => choose(Number(select.value));
-  };
 
   // The nearest network there is, when data set or variant change.
   const settle = (wanted) => {
@@ -324,37 +277,18 @@
       const bytes = await inflate(networks[n].pictures.response[image]);
       const original = await originalOf(networks[n].pictures, image);
       if (asked !== state.asked || image !== state.image || figures[n] !== byId("maps").children[n]) return;
-      const across = Math.ceil(columns / stride);
-      const query = Math.floor(Math.min(asked.y * rows, rows - 1) / stride) * across + Math.floor(Math.min(asked.x * columns, columns - 1) / stride);
       const rowLength = 1 + rows * columns;
-      const [least, ...map] = bytes.subarray(query * rowLength, (query + 1) * rowLength);
-      figures[n].querySelector("figcaption").textContent =
-        data.kinds[networks[n].kind] + (map.every((level) => level === map[0]) ? ": even" : ": least " + Math.round(100 * least / 255) + " % of most");
-      const { height, width, pixels } = original;
-      paint(figures[n].querySelector("canvas"), height, width, (i) => {
-        const row = Math.min(rows - 1, Math.floor(Math.floor(i / width) * rows / height));
-        const column = Math.min(columns - 1, Math.floor((i % width) * columns / width));
-        const weight = map[row * columns + column] / (data.response_levels - 1);
-        const grey = 0.4 * (0.3 * pixels[i] + 0.59 * pixels[height * width + i] + 0.11 * pixels[2 * height * width + i]);
-        const warm = heat(0.35 + 0.65 * weight);
-        return warm.map((value) => grey + (value - grey) * Math.sqrt(weight));
-      });
+      const { query } = cellAt({ grid: [rows, columns], stride }, asked);
+      const words = paintAttention(figures[n].querySelector("canvas"), original, [rows, columns], bytes.subarray(query * rowLength, (query + 1) * rowLength), data.response_levels);
+      figures[n].querySelector("figcaption").textContent = data.kinds[networks[n].kind] + ": " + words;
     }
-  };
-
-  // In which cell of the grid of answers the asked point lies, as shares of the image.
-  const askedCell = (pictures) => {
-    const { grid: [rows, columns], stride } = pictures;
-    const row = Math.floor(Math.min(state.asked.y * rows, rows - 1) / stride) * stride;
-    const column = Math.floor(Math.min(state.asked.x * columns, columns - 1) / stride) * stride;
-    return { row, column, top: row / rows, left: column / columns, high: Math.min(stride, rows - row) / rows, wide: Math.min(stride, columns - column) / columns };
   };
 
   const ask = (x, y) => {
     state.asked = { x: Math.min(Math.max(x, 0), 0.999), y: Math.min(Math.max(y, 0), 0.999) };
     const networks = withResponse();
     if (networks.length === 0) return;
-    const cell = askedCell(networks[0].pictures);
+    const cell = cellAt(networks[0].pictures, state.asked);
     for (const mark of document.querySelectorAll("#attention-section .mark")) {
       for (const [rule, share] of [["left", cell.left], ["top", cell.top], ["width", cell.wide], ["height", cell.high]]) mark.style.setProperty(rule, 100 * share + "%");
     }
@@ -415,21 +349,7 @@
       const { view, variant, kind } = data.networks[Number(button.dataset.network)];
       choose({ view, variant, kind });
     }));
-    const box = byId("ask");
-    const point = (event) => {
-      const area = byId("ask-canvas").getBoundingClientRect();
-      ask((event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height);
-    };
-    box.addEventListener("pointermove", point);
-    box.addEventListener("pointerdown", point);
-    box.addEventListener("keydown", (event) => {
-      const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-      if (!moves[event.key] || state.asked === null) return;
-      event.preventDefault();
-      const { grid: [rows, columns], stride } = withResponse()[0].pictures;
-      const [right, down] = moves[event.key];
-      ask(state.asked.x + right * stride / columns, state.asked.y + down * stride / rows);
-    });
+    askWith(byId("ask"), byId("ask-canvas"), ask, () => (state.asked === null ? null : { level: withResponse()[0].pictures, point: state.asked }));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => run(showCharts));
     if (data.networks.length === 0) {
       document.querySelectorAll("#emerge, .pair > section, #training-section, #attention-section, #errors-section, #chooser").forEach((part) => { part.hidden = true; });

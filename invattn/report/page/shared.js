@@ -1,5 +1,5 @@
 "use strict";
-// What the scripts of all reports share: the data that the page carries, texts, choices and charts. Nothing outside the page is asked for.
+// What the scripts of all reports share: the data that the page carries, texts, choices, pictures and charts. Nothing outside the page is asked for.
 const page = (() => {
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
@@ -46,6 +46,103 @@ const page = (() => {
       field.append(element("label", {}, input, element("span", { text: name })));
     });
     field.hidden = names.length < 2;
+  };
+
+  const options = (select, names, chosen, choose) => {
+    select.replaceChildren(...names.map((name, i) => element("option", { value: String(i), text: name })));
+    select.value = String(chosen);
+    select.onchange = () => choose(Number(select.value));
+  };
+
+  // ---- pictures
+
+  const inflated = new Map();
+  // Bytes of base64 of zlib; each text is unpacked once.
+  const inflate = (text) => {
+    if (!inflated.has(text)) {
+      inflated.set(text, (async () => {
+        if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack the pictures (it lacks DecompressionStream).");
+        const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+        return new Uint8Array(await new Response(stream).arrayBuffer());
+      })());
+    }
+    return inflated.get(text);
+  };
+
+  // Pixels that are stored each as the difference from the one before.
+  const unpack = async (text) => {
+    const steps = await inflate(text);
+    const pixels = new Uint8ClampedArray(steps.length);
+    let sum = 0;
+    for (let i = 0; i < steps.length; ++i) pixels[i] = sum = (sum + steps[i]) & 255;
+    return pixels;
+  };
+
+  const paint = (canvas, height, width, colourAt) => {
+    canvas.width = width;
+    canvas.height = height;
+    const context = canvas.getContext("2d");
+    const picture = context.createImageData(width, height);
+    for (let i = 0; i < height * width; ++i) {
+      const [red, green, blue] = colourAt(i);
+      picture.data.set([red, green, blue, 255], 4 * i);
+    }
+    context.putImageData(picture, 0, 0);
+  };
+  const paintPicture = (canvas, { height, width, pixels }) => {
+    const plane = height * width;
+    paint(canvas, height, width, (i) => [pixels[i], pixels[plane + i], pixels[2 * plane + i]]);
+  };
+
+  // Black, purple, orange, yellow: the order survives in grey.
+  const stops = [[0, 0, 5], [87, 15, 110], [186, 54, 84], [250, 140, 10], [252, 255, 163]];
+  const heat = (value) => {
+    const place = Math.min(Math.max(value, 0), 1) * (stops.length - 1);
+    const below = Math.min(Math.floor(place), stops.length - 2);
+    return stops[below].map((low, i) => low + (stops[below + 1][i] - low) * (place - below));
+  };
+
+  // ---- where a place attends
+
+  // In which cell of the grid of answers a point lies, as shares of the image, and which answer is its own. Stride 0: there is one answer.
+  const cellAt = ({ grid: [rows, columns], stride: apart }, { x, y }) => {
+    const stride = Math.max(apart, 1);
+    const [down, right] = [Math.floor(Math.min(y * rows, rows - 1) / stride), Math.floor(Math.min(x * columns, columns - 1) / stride)];
+    const [row, column] = [down * stride, right * stride];
+    return { row, column, query: apart === 0 ? 0 : down * Math.ceil(columns / stride) + right, top: row / rows, left: column / columns,
+             high: Math.min(stride, rows - row) / rows, wide: Math.min(stride, columns - column) / columns };
+  };
+
+  // An answer, its least in 255ths of its largest and then its levels, over the dimmed image. Says how uneven it is.
+  const paintAttention = (canvas, { height, width, pixels }, [rows, columns], [least, ...map], levels) => {
+    paint(canvas, height, width, (i) => {
+      const row = Math.min(rows - 1, Math.floor(Math.floor(i / width) * rows / height));
+      const column = Math.min(columns - 1, Math.floor((i % width) * columns / width));
+      const weight = map[row * columns + column] / (levels - 1);
+      const grey = 0.4 * (0.3 * pixels[i] + 0.59 * pixels[height * width + i] + 0.11 * pixels[2 * height * width + i]);
+      const warm = heat(0.35 + 0.65 * weight);
+      return warm.map((value) => grey + (value - grey) * Math.sqrt(weight));
+    });
+    return map.every((level) => level === map[0]) ? "even" : "least " + Math.round(100 * least / 255) + " % of most";
+  };
+
+  // Pointing, tapping and the arrow keys; `where` gives the grid and the point asked for so far, or null.
+  const askWith = (box, canvas, ask, where) => {
+    const point = (event) => {
+      const area = canvas.getBoundingClientRect();
+      ask((event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height);
+    };
+    box.addEventListener("pointermove", point);
+    box.addEventListener("pointerdown", point);
+    box.addEventListener("keydown", (event) => {
+      const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] || [];
+      const from = where();
+      if (right === undefined || from === null) return;
+      event.preventDefault();
+      const { grid: [rows, columns], stride } = from.level;
+      ask(from.point.x + right * stride / columns, from.point.y + down * stride / rows);
+    });
   };
 
   // ---- charts
@@ -134,5 +231,6 @@ const page = (() => {
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   })));
 
-  return { byId, data, run, element, pretty, withCommas, segments, colour, seriesColour, charts, drawChart, powerTicks, fact, prepareCharts };
+  return { byId, data, run, element, pretty, withCommas, segments, options, inflate, unpack, paint, paintPicture, heat, cellAt, paintAttention, askWith,
+           colour, seriesColour, charts, drawChart, powerTicks, fact, prepareCharts };
 })();

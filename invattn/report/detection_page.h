@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "invattn/report/detection_record.h"
+#include "invattn/report/table.h"
+
+namespace invattn::reporting {
+
+/// What was found, in one sentence.
+std::string detection_headline(const std::vector<DetectionGroup>& groups);
+
+/// The whole page of one or more detection trainings, in one file that asks for no other. Of `tables` the first has the measures.
+std::string render_detection_page(const std::vector<DetectionRecord>& records, const std::vector<DetectionGroup>& groups,
+                                  const std::vector<Table>& tables);
+
+}  // namespace invattn::reporting
