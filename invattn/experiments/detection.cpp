@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 
@@ -25,7 +24,8 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
-constexpr int64_t kMostCells = 22;  // along a side of a picture of attention
+constexpr int64_t kMostCells = 22;          // along a side of a picture of attention
+constexpr int64_t kMostResponseCells = 16;  // of those that each have one
 
 /// Keeps the features that invertible blocks are given for a while.
 class Recording {
@@ -43,6 +43,25 @@ class Recording {
 };
 
 at::Device device_of(const DetectorImpl& detector) { return detector.parameters().front().device(); }
+
+/// Positions per cell along a side, so that no side has more than `most` cells.
+int64_t cell_size(const at::Tensor& x, int64_t most) { return (std::max(x.size(2), x.size(3)) + most - 1) / most; }
+
+int64_t cells(int64_t positions, int64_t factor) { return (positions + factor - 1) / factor; }
+
+/// (C, H, W) features as colours, (3, H, W) uint8: what lies along the three main directions of `base` over its positions, on its scale.
+/// Colours that there are no directions for are grey.
+at::Tensor colours_of(const at::Tensor& features, const at::Tensor& base) {
+  const at::Tensor flat = base.flatten(1).nan_to_num(0, 0, 0);  // (C, N)
+  const at::Tensor mean = flat.mean(1, /*keepdim=*/true);
+  at::Tensor directions = std::get<0>(at::linalg_svd(flat - mean, /*full_matrices=*/false)).slice(1, 0, 3).t();  // (3 or fewer, C)
+  directions = directions * at::where(directions.sum(1, /*keepdim=*/true) < 0, -1, 1);  // a sign of its own choice would turn the colours
+  const at::Tensor scale = at::matmul(directions, flat - mean).abs().amax(1, /*keepdim=*/true).clamp_min(1e-12);
+  const at::Tensor along = at::matmul(directions, features.flatten(1) - mean) / scale;
+  const at::Tensor levels = (127.5 + 127.5 * along).nan_to_num(0, 255, 0).clamp(0, 255).round().to(at::kByte);
+  const at::Tensor rest = at::full({3 - levels.size(0), levels.size(1)}, 128, levels.options());
+  return at::cat({levels, rest}).view({3, features.size(1), features.size(2)});
+}
 
 }  // namespace
 
@@ -161,39 +180,53 @@ void require_inverted(const std::vector<BlockInverse>& inverses) {
   }
 }
 
-std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count) {
+std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count,
+                                                     const DetectionEvaluation& options) {
   require(pairs.size() > 0 && count > 0, kOrigin, "expected pictures to show, got none.");
   const at::NoGradGuard no_grad;
   const FullPrecision precise;
   const Evaluating evaluating(detector);
   const int64_t size = pairs.images.size(2);
-  std::vector<at::Tensor> images;
-  std::vector<at::Tensor> truths;
-  std::vector<at::Tensor> maps;
-  std::array<std::vector<at::Tensor>, 4> taken;
+  const auto& blocks = detector.invertible_blocks();
+  std::map<std::string, std::vector<at::Tensor>> lists;
+  std::map<std::string, at::Tensor> result;
   const int64_t shown = std::min(count, pairs.size());
   for (int64_t i = 0; i < shown; ++i) {
     const int64_t place = i * pairs.size() / shown;
     const at::Tensor pixels = pairs.images.narrow(0, place, 1).to(device_of(detector)).to(at::kFloat);
-    images.push_back(pairs.images[place]);
-    truths.push_back(resized(pairs.masks[static_cast<std::size_t>(place)].unsqueeze(0), size, size, /*antialias=*/true)[0]);
-    maps.push_back(map_of(detector.forward(pixels)[0].cpu(), size, size));
+    const at::Tensor truth = resized(pairs.masks[static_cast<std::size_t>(place)].unsqueeze(0), size, size, /*antialias=*/true)[0];
+    lists["images"].push_back(pairs.images[place]);
+    lists["truth"].push_back(truth);
+    lists["map"].push_back(map_of(detector.forward(pixels)[0].cpu(), size, size));
     if (detector.attention().empty()) continue;
     const auto features = detector.features(pixels);
     for (std::size_t level = 0; level < features.size(); ++level) {
+      const std::string number = std::to_string(level + 1);
       const at::Tensor x = features[level].contiguous();
-      const int64_t factor = (std::max(x.size(2), x.size(3)) + kMostCells - 1) / kMostCells;
-      const int64_t rows = (x.size(2) + factor - 1) / factor;
-      const int64_t columns = (x.size(3) + factor - 1) / factor;
-      const at::Tensor cover = at::adaptive_avg_pool2d(truths.back().to(at::kFloat).view({1, 1, size, size}), {rows, columns});
+      AttentionImpl& attention = *detector.attention()[level];
+      const int64_t factor = cell_size(x, kMostCells);
+      const int64_t rows = cells(x.size(2), factor);
+      const int64_t columns = cells(x.size(3), factor);
+      const at::Tensor cover = at::adaptive_avg_pool2d(truth.to(at::kFloat).view({1, 1, size, size}), {rows, columns});
       const auto centre = cover.flatten().argmax().item<int64_t>();
-      taken[level].push_back(detector.attention()[level]->response(x, factor)[0][centre].view({rows, columns}).cpu());
+      lists["attention" + number].push_back(attention.response(x, factor)[0][centre].view({rows, columns}).cpu());
+
+      const int64_t coarse = cell_size(x, kMostResponseCells);
+      const at::Tensor response = attention.response(x, coarse)[0].abs();
+      lists["response" + number].push_back(
+          (response / response.amax(1, /*keepdim=*/true).clamp_min(1e-30) * 255).round().nan_to_num(0).to(at::kByte).cpu());
+      result["response" + number + ".grid"] = at::tensor({cells(x.size(2), coarse), cells(x.size(3), coarse)}, at::kLong);
+      if (blocks.empty() || options.inverse_images == 0) continue;
+
+      const at::Tensor y = blocks[level]->forward(x);
+      const at::Tensor back = blocks[level]->inverse(y, AndersonOptions{.tolerance = options.tolerance}).x;
+      std::vector<at::Tensor> stages;
+      for (const at::Tensor& stage : {x, y, back}) stages.push_back(colours_of(stage[0].cpu(), x[0].cpu()));
+      lists["features" + number].push_back(at::stack(stages));
+      lists["features" + number + ".error"].push_back((back - x)[0].abs().amax(0).cpu());
     }
   }
-  std::map<std::string, at::Tensor> result{{"images", at::stack(images)}, {"truth", at::stack(truths)}, {"map", at::stack(maps)}};
-  for (std::size_t level = 0; level < taken.size(); ++level) {
-    if (!taken[level].empty()) result["attention" + std::to_string(level + 1)] = at::stack(taken[level]);
-  }
+  for (const auto& [name, list] : lists) result[name] = at::stack(list);
   return result;
 }
 

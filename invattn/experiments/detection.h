@@ -61,9 +61,12 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
 void require_inverted(const std::vector<BlockInverse>& inverses);
 
 /// Images of a set, evenly chosen, with what the network made of them, for a report: `images` (K, 3, S, S), `truth` and `map` (K, S, S)
-/// uint8, and with attention `attention1` to `attention4` (K, rows, columns) float32: how much the middle of the object takes from each
-/// part of the image, at each level.
-std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count);
+/// uint8; with attention, at each level 1 to 4, `attention1` (K, rows, columns) float32: how much the middle of the object takes from each
+/// part of the image, and `response1` (K, P, P) uint8 over the cells of `response1.grid` (rows, columns): how strongly each takes from each,
+/// the largest of a row 255; and where an invertible block is undone (`options`), `features1` (K, 3, 3, h, w) uint8: its features before the
+/// block, behind it and undone, as colours, and `features1.error` (K, h, w) float32: the largest difference over the channels.
+std::map<std::string, at::Tensor> detection_pictures(DetectorImpl& detector, const MaskPairs& pairs, int64_t count,
+                                                     const DetectionEvaluation& options = {});
 
 struct DetectionRun {
   RunSettings run{};

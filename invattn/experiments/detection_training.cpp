@@ -205,7 +205,8 @@ class Training : public TrainingTask {
       make_folder(folder_ / "maps", kOrigin);
       outcome.test = score_detection(*detector_, test, options_.evaluation, folder_ / "maps", observer);
       if (options_.pictures > 0) {
-        write_safetensors(folder_ / "pictures.safetensors", detection_pictures(*detector_, test, options_.pictures), {});
+        write_safetensors(folder_ / "pictures.safetensors", detection_pictures(*detector_, test, options_.pictures, options_.evaluation),
+                          {});
       }
       if (!detector_->invertible_blocks().empty() && options_.evaluation.inverse_images > 0) {
         const at::Tensor some = test.images.slice(0, 0, options_.evaluation.inverse_images);

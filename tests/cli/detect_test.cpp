@@ -124,7 +124,10 @@ TEST_F(Detect, ComparesRuns) {
     EXPECT_TRUE(std::filesystem::exists(folder / "page" / file)) << file;
   }
   EXPECT_EQ(read_image(folder / "page/figures/maps-camo.png").size(2), 48 + 5 * 92) << "image, truth and three maps";
-  expect_contains(read_plainly(folder / "page/report.html"), "data:image/png;base64,");
+  const std::string both = read_plainly(folder / "page/report.html");
+  expect_contains(both, "CAMO, 3 networks: S from");
+  EXPECT_NE(both.find("\"features\":{"), std::string::npos) << "what was undone";
+  EXPECT_EQ(both.find("\"stride\":0"), std::string::npos) << "every place can be asked for";
 
   expect(run({"compare", "nowhere"}), 4, "nowhere");
 

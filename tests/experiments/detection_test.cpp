@@ -87,7 +87,26 @@ TEST_F(Detection, PicturesForAReport) {
     EXPECT_EQ(attention.sizes(), (at::IntArrayRef{2, 32 >> level, 32 >> level}));
     EXPECT_LT((attention.sum({1, 2}) - 1).abs().max().item<double>(), 1e-4);
   }
+  EXPECT_EQ(pictures.at("response1").sizes(), (at::IntArrayRef{2, 256, 256}));
+  EXPECT_EQ(pictures.at("response1").amax(2).min().item<int>(), 255) << "each place takes most from somewhere";
+  EXPECT_TRUE(at::equal(pictures.at("response4.grid"), at::tensor({2, 2}, at::kLong)));
+  EXPECT_FALSE(pictures.contains("features1")) << "plain attention is not undone";
   EXPECT_FALSE(detection_pictures(*Detector(tiny(DetectorVariant::kBase)), pairs, 2).contains("attention1"));
+}
+
+TEST_F(Detection, PicturesOfFeaturesUndone) {
+  at::manual_seed(4);
+  const MaskPairs pairs = camouflage({.count = 2, .size = 64});
+  Detector detector(tiny(DetectorVariant::kInvertibleGaussian));
+  const auto pictures = detection_pictures(*detector, pairs, 2);
+  for (int level = 1; level <= 4; ++level) {
+    const std::string name = "features" + std::to_string(level);
+    const at::Tensor features = pictures.at(name).to(at::kInt);
+    EXPECT_EQ(features.sizes(), (at::IntArrayRef{2, 3, 3, 32 >> level, 32 >> level}));
+    EXPECT_LE((features.select(1, 0) - features.select(1, 2)).abs().max().item<int>(), 1) << "what comes back looks the same";
+    EXPECT_LT(pictures.at(name + ".error").max().item<double>(), 1e-4);
+  }
+  EXPECT_FALSE(detection_pictures(*detector, pairs, 2, {.inverse_images = 0}).contains("features1"));
 }
 
 TEST_F(Detection, HeldOutImagesAreNotTrainedOn) {
