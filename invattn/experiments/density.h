@@ -97,8 +97,7 @@ struct DensityOutcome {
 /// model.safetensors, results.json and the report. What is judged, certified and saved is the JudgedFlow: averaged weights with statistics
 /// of their own. A run that is resumed may have more steps than before; one that has weights.safetensors and no checkpoint starts from those
 /// weights, at step 0. Ctrl-C stops between two steps,
-/// with everything saved, by the exception Interrupted. A loss that is not a number takes the training back to its last checkpoint with half
-/// the learning rate; the third time it is an Error(kNotConverged).
+/// with everything saved, by the exception Interrupted. A loss that is not finite: as Trainer says.
 DensityOutcome train_density(const DensityOptions& options, const DensityRun& run);
 
 }  // namespace invattn

@@ -87,7 +87,7 @@ struct DetectionOutcome {
 
 /// Trains a detector and writes the run folder as it goes: config.toml, metrics.jsonl, checkpoint.safetensors, and at the end
 /// model.safetensors, maps/ of the test images, pictures.safetensors of some of them, results.json and the report. Ctrl-C stops between two
-/// steps, with everything saved, by the exception Interrupted. A loss that is not a number is an Error(kNotConverged).
+/// steps, with everything saved, by the exception Interrupted. A loss that is not finite: as Trainer says.
 DetectionOutcome train_detection(const DetectionOptions& options, const DetectionRun& run);
 
 }  // namespace invattn

@@ -4,10 +4,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <nlohmann/json.hpp>
-#include <torch/optim/adam.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -31,9 +29,9 @@
 #include "invattn/nn/residual.h"
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
-#include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
+#include "invattn/train/trainer.h"
 
 namespace invattn {
 namespace {
@@ -41,9 +39,11 @@ namespace {
 using nlohmann::ordered_json;
 using Clock = Progress::Clock;
 
-constexpr int64_t kChannels = 12;                        // of a squeezed colour image
-constexpr int64_t kResidentBytes = int64_t{1} << 26;     // images as numbers are kept up to this, else made anew for each batch
-constexpr std::chrono::seconds kCheckpointInterval{60};  // within long epochs
+constexpr int64_t kChannels = 12;                     // of a squeezed colour image
+constexpr int64_t kResidentBytes = int64_t{1} << 26;  // images as numbers are kept up to this, else made anew for each batch
+constexpr double kSaveSeconds = 60;                   // within long epochs
+constexpr const char* kCurve = "curve";               // in checkpoints: (epochs, 3) float64
+constexpr const char* kAfresh = "Remove the file to train this cell from the start.";
 constexpr int64_t kHistogramBins = 40;
 constexpr int64_t kLargestGrid = 1024;  // positions of a response map that the report shows
 // Steps after which the report shows the iterate: all of the first, then every quarter octave.
@@ -153,7 +153,7 @@ ordered_json histogram_json(const at::Tensor& constants) {
 
 double largest_of(const at::Tensor& constants) { return constants.numel() > 0 ? constants.max().item<double>() : 0; }
 
-class CellRun {
+class CellRun : public TrainingTask {
  public:
   CellRun(const ReconstructionCell& cell, const ReconstructionOptions& options, at::Device device, std::filesystem::path folder,
           const CellObserver& observer)
@@ -193,146 +193,91 @@ class CellRun {
     if (observer_.progress) observer_.progress(fraction, doing);
   }
 
-  void observe_step(int64_t steps) const {
-    observe((static_cast<double>(epoch_) + static_cast<double>(step_) / static_cast<double>(steps)) / static_cast<double>(options_.epochs),
-            "epoch " + std::to_string(epoch_ + 1) + " of " + std::to_string(options_.epochs) + ", step " + std::to_string(step_ + 1) +
-                " of " + std::to_string(steps));
-  }
-
   at::Tensor loss_of(const at::Tensor& images) { return (network_->forward(images) - target_).square().mean(); }
 
   // ---- training
 
   void train() {
-    const auto start = Clock::now();
     at::manual_seed(derive_seed(static_cast<std::uint64_t>(cell_.seed), "weights"));
     block_ = InvertibleAttention(attention_);
     network_ = Sequential{Squeeze(), block_};
     network_->to(device_);
-    torch::optim::Adam optimizer(network_->parameters(),
-                                 torch::optim::AdamOptions(cell_.variant.learning_rate.value_or(options_.learning_rate)));
-    guard_.emplace(*network_, options_.guard);
-
-    const std::filesystem::path path = folder_ / "checkpoint.safetensors";
-    if (std::filesystem::exists(path)) resume(path, optimizer);
-    const double before = seconds_;
-    auto saved = Clock::now();
-    const auto keep = [&] {
-      seconds_ = before + seconds_since(start);
-      save_training(path, optimizer);
-      saved = Clock::now();
-    };
-    const int64_t steps = (train_.size() + options_.batch - 1) / options_.batch;
-    while (epoch_ < options_.epochs) {
-      const at::Tensor order = at::randperm(train_.size(), generator_of(cell_.seed, "epoch " + std::to_string(epoch_)));
-      while (step_ < steps) {
-        observe_step(steps);
-        take_step(order.slice(0, step_ * options_.batch, (step_ + 1) * options_.batch), guard_->due(epoch_ * steps + step_, options_.batch),
-                  optimizer);
-        ++step_;
-        if (InterruptWatch::requested() || (step_ < steps && Clock::now() - saved > kCheckpointInterval)) {
-          keep();
-          InterruptWatch::check();
-        }
-      }
-      finish_epoch(steps);
-      keep();
-    }
-    seconds_ = before + seconds_since(start);
+    trainer_.emplace(*this, *network_, Optimizer(*network_, {.learning_rate = learning_rate(0)}, AdamArithmetic::kByWeight),
+                     TrainerOptions{.name = "reconstruction",
+                                    .folder = folder_,
+                                    .steps = options_.epochs * per_epoch(),
+                                    .batch = options_.batch,
+                                    .report_every = per_epoch(),
+                                    .save_seconds = kSaveSeconds,
+                                    .capture = false,
+                                    .guard = options_.guard,
+                                    .metrics = false,
+                                    .save_reports = true,
+                                    .may_diverge = true,
+                                    .afresh = kAfresh},
+                     progress_);
+    trainer_->run();
+    seconds_ = trainer_->seconds();
   }
 
-  void take_step(const at::Tensor& numbers, bool guarded, torch::optim::Adam& optimizer) {
-    const at::Tensor loss = loss_of(train_.batch(numbers));
+  int64_t per_epoch() const { return (train_.size() + options_.batch - 1) / options_.batch; }
+
+  double learning_rate(int64_t /*step*/) const override { return cell_.variant.learning_rate.value_or(options_.learning_rate); }
+
+  StepKind prepare(int64_t step, bool guarded) override {
+    const int64_t epoch = step / per_epoch();
+    const int64_t place = step % per_epoch();
+    observe(static_cast<double>(step) / static_cast<double>(options_.epochs * per_epoch()),
+            "epoch " + std::to_string(epoch + 1) + " of " + std::to_string(options_.epochs) + ", step " + std::to_string(place + 1) +
+                " of " + std::to_string(per_epoch()));
+    if (place == 0 || !order_.defined()) order_ = at::randperm(train_.size(), generator_of(cell_.seed, "epoch " + std::to_string(epoch)));
+    numbers_ = order_.slice(0, place * options_.batch, (place + 1) * options_.batch);
+    return {.guarded = guarded};
+  }
+
+  at::Tensor loss(const StepKind& /*kind*/) override { return loss_of(train_.batch(numbers_)); }
+
+  at::Tensor penalty(Guard& guard) override {
     // An image that is seen once only has no use for a vector of its own: the one of the image before is a better start than none.
-    const at::Tensor penalty = !guarded ? at::zeros({}) : options_.epochs > 1 ? guard_->penalty(numbers) : guard_->penalty();
-    optimizer.zero_grad();
-    (loss + penalty).backward();
-    optimizer.step();
-    guard_->after_step();
-    sums_ += at::stack({loss.detach().to(at::kDouble), penalty.detach().to(device_, at::kDouble)}).cpu();
-    largest_ = std::max(largest_, guard_->last_largest());
+    return options_.epochs > 1 ? guard.penalty(numbers_) : guard.penalty();
   }
 
-  void finish_epoch(int64_t steps) {
-    ++epoch_;
-    const at::Tensor means = sums_ / static_cast<double>(steps);
-    const EpochReport report{.epoch = epoch_, .loss = means[0].item<double>(), .penalty = means[1].item<double>(), .largest = largest_};
-    curve_loss_.push_back(report.loss);
-    curve_penalty_.push_back(report.penalty);
-    curve_largest_.push_back(report.largest);
-    step_ = 0;
-    sums_ = at::zeros({2}, at::kDouble);
-    largest_ = 0;
-    if (observer_.epoch) observer_.epoch(report);
+  void updated(const StepKind& /*kind*/, const at::Tensor& /*loss*/) override { trainer_->guard().after_step(); }
+
+  std::string report(const TrainingFigures& figures) override {
+    curve_.push_back(
+        {.epoch = trainer_->step() / per_epoch(), .loss = figures.loss, .penalty = figures.penalty, .largest = figures.largest});
+    if (observer_.epoch) observer_.epoch(curve_.back());
+    return "";
   }
 
-  /// All there is to remember is small but for the guard's vectors: the order of an epoch follows from its number.
-  void save_training(const std::filesystem::path& path, torch::optim::Adam& optimizer) const {
-    Checkpoint checkpoint;
-    add_training(checkpoint, *network_, optimizer);
-    add_guard(checkpoint, *guard_);
-    checkpoint.tensors.emplace("sums", sums_);
-    const bool finite = std::all_of(checkpoint.tensors.begin(), checkpoint.tensors.end(), [](const auto& entry) {
-      return !entry.second.is_floating_point() || entry.second.isfinite().all().template item<bool>();
-    });
-    if (!finite) note_diverged(checkpoint);
-    checkpoint.notes["progress"] = ordered_json{
-        {"epoch", epoch_},
-        {"step", step_},
-        {"largest", largest_},
-        {"seconds", seconds_},
-        {"loss", numbers(curve_loss_)},
-        {"penalty", numbers(curve_penalty_)},
-        {"largest_curve",
-         numbers(curve_largest_)}}.dump();
-    save_checkpoint(path, checkpoint);
+  void add_to(Checkpoint& checkpoint) const override {
+    std::vector<double> values;
+    for (const EpochReport& epoch : curve_) values.insert(values.end(), {epoch.loss, epoch.penalty, epoch.largest});
+    checkpoint.tensors.emplace(kCurve, at::tensor(values, at::kDouble).view({-1, 3}));
   }
 
-  void resume(const std::filesystem::path& path, torch::optim::Adam& optimizer) {
-    const Checkpoint checkpoint = load_checkpoint(path);
-    restore_training(checkpoint, *network_, optimizer, path.string());
-    restore_guard(checkpoint, *guard_, path.string());
-    const auto sums = checkpoint.tensors.find("sums");
-    const auto note = checkpoint.notes.find("progress");
-    try {
-      sums_ = sums == checkpoint.tensors.end() ? at::Tensor() : sums->second;
-      const nlohmann::json progress = parse_json(note == checkpoint.notes.end() ? "" : note->second, path.string());
-      epoch_ = count_at(progress, "epoch", path.string());
-      step_ = count_at(progress, "step", path.string());
-      largest_ = progress.at("largest").is_null() ? std::nan("") : progress.at("largest").get<double>();
-      seconds_ = number_at(progress, "seconds", 0, kLongestTraining, path.string());
-      const int64_t steps = (train_.size() + options_.batch - 1) / options_.batch;
-      if (epoch_ > options_.epochs || step_ > steps) {
-        fail(ErrorKind::kData, path.string(), "expected at most epoch ", options_.epochs, " and step ", steps, ", got epoch ", epoch_,
-             " and step ", step_, ". Remove the file to train this cell from the start.");
-      }
-      const auto read = [&](const char* name) {
-        std::vector<double> values;
-        for (const auto& value : progress.at(name).get_ref<const nlohmann::json::array_t&>()) {
-          values.push_back(value.is_null() ? std::nan("") : value.get<double>());
-        }
-        if (static_cast<int64_t>(values.size()) != epoch_) {
-          fail(ErrorKind::kData, path.string(), "expected ", epoch_, " numbers in '", name, "', one for each epoch, got ", values.size(),
-               ". Remove the file to train this cell from the start.");
-        }
-        return values;
-      };
-      curve_loss_ = read("loss");
-      curve_penalty_ = read("penalty");
-      curve_largest_ = read("largest_curve");
-    } catch (const nlohmann::json::exception&) {
-      fail(ErrorKind::kData, path.string(),
-           "expected where the training stands, got values that are missing or of another type. Remove the file to train this cell from "
-           "the start.");
+  void restore_from(const Checkpoint& checkpoint, int64_t step, const std::string& origin) override {
+    const auto found = checkpoint.tensors.find(kCurve);
+    if (found == checkpoint.tensors.end() || found->second.dim() != 2 || found->second.size(1) != 3 ||
+        found->second.size(0) != step / per_epoch() || step > options_.epochs * per_epoch() || found->second.scalar_type() != at::kDouble) {
+      fail(ErrorKind::kData, origin, "expected three numbers for each epoch before step ", step, ", got others. ", kAfresh);
     }
-    if (!sums_.defined() || sums_.numel() != 2 || sums_.scalar_type() != at::kDouble) {
-      fail(ErrorKind::kData, path.string(), "expected the sums of the epoch under way, got none. Remove the file to train this cell anew.");
+    for (const at::Tensor& epoch : found->second.unbind(0)) {
+      curve_.push_back({.epoch = static_cast<int64_t>(curve_.size()) + 1,
+                        .loss = epoch[0].item<double>(),
+                        .penalty = epoch[1].item<double>(),
+                        .largest = epoch[2].item<double>()});
     }
-    sums_ = sums_.clone();
-    for (std::size_t i = 0; i < curve_loss_.size() && observer_.epoch; ++i) {
-      observer_.epoch(
-          {.epoch = static_cast<int64_t>(i) + 1, .loss = curve_loss_[i], .penalty = curve_penalty_[i], .largest = curve_largest_[i]});
+    for (const EpochReport& epoch : curve_) {
+      if (observer_.epoch) observer_.epoch(epoch);
     }
+  }
+
+  std::vector<double> curve(double EpochReport::*figure) const {
+    std::vector<double> values;
+    for (const EpochReport& epoch : curve_) values.push_back(epoch.*figure);
+    return values;
   }
 
   // ---- measuring
@@ -358,24 +303,24 @@ class CellRun {
     const auto start = Clock::now();
     network_->eval();
     const at::NoGradGuard no_grad;
-    diverged_ = std::any_of(curve_loss_.begin(), curve_loss_.end(), [](double loss) { return !std::isfinite(loss); });
+    diverged_ = std::ranges::any_of(curve_, [](const EpochReport& epoch) { return !std::isfinite(epoch.loss); });
     if (attention_.policy == Policy::kGuarded && !diverged_) {
       std::vector<at::Tensor> numbers;  // the guard is given the numbers of the images, so that only one batch of them is in memory
       for (const auto& [first, count] : Images::ranges(measured(train_.size()), options_.batch)) {
         numbers.push_back(at::arange(first, first + count));
       }
-      guard_->finish(
+      trainer_->guard().finish(
           [this](const at::Tensor& range) {
             InterruptWatch::check();
             observe(1, "measuring local constants");
             network_->forward(train_.range(range[0].item<int64_t>(), range.size(0)));
           },
           numbers, std::string(to_string(source_.set)) + " training images");
-      constants_train_ = guard_->constants().front();
+      constants_train_ = trainer_->guard().constants().front();
     } else {
       constants_train_ = constants(train_);
     }
-    guard_.reset();
+    trainer_.reset();  // its guard would go on recording
     constants_test_ = constants(test_);
     double loss = 0;
     double identity = 0;
@@ -484,38 +429,40 @@ class CellRun {
     const auto shown =
         std::find_if(inverses_.begin(), inverses_.end(), [this](const Inverse& i) { return i.solver == cell_.variant.solver_name(); });
     const Certificate certificate = block_->certificate();
-    ordered_json result = {
-        {"id", cell_.id(options_)},
-        {"dataset", to_string(source_.set)},
-        {"height", options_.height},
-        {"width", options_.width},
-        {"kind", to_string(cell_.kind)},
-        {"variant", cell_.variant.title()},
-        {"policy", cell_.variant.policy()},
-        {"normalization", to_string(attention_.normalization)},
-        {"seed", cell_.seed},
-        {"loss", json_number(loss_)},
-        {"identity_loss", json_number(identity_loss_)},
-        {"mse", json_number(shown->mse)},
-        {"ssim", json_number(shown->ssim)},
-        {"v_score", shown->v_score},
-        {"lipschitz_max", json_number(std::max(largest_of(constants_train_), largest_of(constants_test_)))},
-        {"lipschitz_train", json_number(largest_of(constants_train_))},
-        {"lipschitz_test", json_number(largest_of(constants_test_))},
-        {"iterations_max", shown->iterations_max},
-        {"failures", shown->failures},
-        {"seconds", seconds_},
-        {"solver", shown->solver},
-        {"train_images", options_.train_images},
-        {"test_images", options_.test_images},
-        {"epochs", options_.epochs},
-        {"parameters", parameter_count(*network_)},
-        {"certificate", fields_to_json(certificate)},
-        {"certificate_text", certificate.text()},
-        {"options", fields_to_json(attention_)},
-        {"inverses", ordered_json::array()},
-        {"constants", {{"train", histogram_json(constants_train_)}, {"test", histogram_json(constants_test_)}}},
-        {"curve", {{"loss", numbers(curve_loss_)}, {"penalty", numbers(curve_penalty_)}, {"largest", numbers(curve_largest_)}}}};
+    ordered_json result = {{"id", cell_.id(options_)},
+                           {"dataset", to_string(source_.set)},
+                           {"height", options_.height},
+                           {"width", options_.width},
+                           {"kind", to_string(cell_.kind)},
+                           {"variant", cell_.variant.title()},
+                           {"policy", cell_.variant.policy()},
+                           {"normalization", to_string(attention_.normalization)},
+                           {"seed", cell_.seed},
+                           {"loss", json_number(loss_)},
+                           {"identity_loss", json_number(identity_loss_)},
+                           {"mse", json_number(shown->mse)},
+                           {"ssim", json_number(shown->ssim)},
+                           {"v_score", shown->v_score},
+                           {"lipschitz_max", json_number(std::max(largest_of(constants_train_), largest_of(constants_test_)))},
+                           {"lipschitz_train", json_number(largest_of(constants_train_))},
+                           {"lipschitz_test", json_number(largest_of(constants_test_))},
+                           {"iterations_max", shown->iterations_max},
+                           {"failures", shown->failures},
+                           {"seconds", seconds_},
+                           {"solver", shown->solver},
+                           {"train_images", options_.train_images},
+                           {"test_images", options_.test_images},
+                           {"epochs", options_.epochs},
+                           {"parameters", parameter_count(*network_)},
+                           {"certificate", fields_to_json(certificate)},
+                           {"certificate_text", certificate.text()},
+                           {"options", fields_to_json(attention_)},
+                           {"inverses", ordered_json::array()},
+                           {"constants", {{"train", histogram_json(constants_train_)}, {"test", histogram_json(constants_test_)}}},
+                           {"curve",
+                            {{"loss", numbers(curve(&EpochReport::loss))},
+                             {"penalty", numbers(curve(&EpochReport::penalty))},
+                             {"largest", numbers(curve(&EpochReport::largest))}}}};
     for (const Inverse& inverse : inverses_) result["inverses"].push_back(inverse.json());
     return result;
   }
@@ -533,13 +480,12 @@ class CellRun {
 
   InvertibleAttention block_{nullptr};
   Sequential network_{nullptr};
-  std::optional<Guard> guard_;
-  int64_t epoch_ = 0;                              // finished
-  int64_t step_ = 0;                               // of the epoch under way
-  at::Tensor sums_ = at::zeros({2}, at::kDouble);  // of loss and penalty over the epoch under way
-  double largest_ = 0;
+  Progress progress_;  // shows nothing: the observer does
+  std::optional<Trainer> trainer_;
+  at::Tensor order_;    // of the images in the epoch under way
+  at::Tensor numbers_;  // of the step's images
+  std::vector<EpochReport> curve_;
   double seconds_ = 0;
-  std::vector<double> curve_loss_, curve_penalty_, curve_largest_;
   bool diverged_ = false;                        // the loss is not a number: there is no model to keep
   at::Tensor constants_train_, constants_test_;  // (n) float64
   double loss_ = 0;

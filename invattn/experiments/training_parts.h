@@ -57,9 +57,6 @@ class TrainingLoss {
   at::Tensor state_;  // (4): the steps; the means of their losses and of the squares of those; the sum of their squared shares
 };
 
-/// In seconds: what a checkpoint says beyond is damage.
-constexpr double kLongestTraining = 1e10;
-
 /// So many of the images there are as an option wants; 0: all.
 inline int64_t chosen_count(int64_t wanted, int64_t images) { return wanted > 0 ? std::min(wanted, images) : images; }
 

@@ -475,39 +475,6 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
   optimizer.restore(tensors_below(checkpoint.tensors, kOptimizer), origin);
 }
 
-void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, torch::optim::Adam& optimizer) {
-  add_network(checkpoint, network);
-  for (const auto& parameter : network.named_parameters()) {
-    const auto state = optimizer.state().find(parameter.value().unsafeGetTensorImpl());
-    if (state == optimizer.state().end()) continue;  // no step taken yet
-    const auto& adam = dynamic_cast<const torch::optim::AdamParamState&>(*state->second);
-    checkpoint.tensors.emplace("adam.step." + parameter.key(), at::scalar_tensor(adam.step(), at::kLong));
-    checkpoint.tensors.emplace("adam.mean." + parameter.key(), adam.exp_avg());
-    checkpoint.tensors.emplace("adam.square." + parameter.key(), adam.exp_avg_sq());
-  }
-}
-
-void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, torch::optim::Adam& optimizer, const std::string& origin) {
-  check_can_go_on(checkpoint, origin);
-  restore_network(checkpoint, network, origin);
-  for (auto& parameter : network.named_parameters()) {
-    const at::Tensor& value = parameter.value();
-    if (!checkpoint.tensors.contains("adam.step." + parameter.key())) continue;
-    auto state = std::make_unique<torch::optim::AdamParamState>();
-    const auto steps =
-        tensor_like(checkpoint, "adam.step." + parameter.key(), at::scalar_tensor(int64_t{0}, at::kLong), origin).item<int64_t>();
-    if (steps < 0) {
-      fail(ErrorKind::kData, origin, "expected a number of steps for '", parameter.key(), "', got ", steps,
-           ". The file is damaged: take another checkpoint, or start the run afresh in another folder.");
-    }
-    state->step(steps);
-    state->exp_avg(tensor_like(checkpoint, "adam.mean." + parameter.key(), value, origin).to(value.device(), /*non_blocking=*/false, true));
-    state->exp_avg_sq(
-        tensor_like(checkpoint, "adam.square." + parameter.key(), value, origin).to(value.device(), /*non_blocking=*/false, true));
-    optimizer.state()[value.unsafeGetTensorImpl()] = std::move(state);
-  }
-}
-
 void add_guard(Checkpoint& checkpoint, const Guard& guard) {
   for (const auto& [name, tensor] : guard.state()) checkpoint.tensors.emplace(kGuard + name, tensor);
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/optim/adam.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -37,10 +36,6 @@ bool restore_average(const Checkpoint& checkpoint, torch::nn::Module& network, c
 /// The network and the state of its optimiser, as "optimizer.<name>".
 void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, const Optimizer& optimizer);
 void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, Optimizer& optimizer, const std::string& origin);
-
-/// The same for torch's Adam, as "adam.<name>".
-void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, torch::optim::Adam& optimizer);
-void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, torch::optim::Adam& optimizer, const std::string& origin);
 
 /// What a guard remembers, as "guard.<name>".
 void add_guard(Checkpoint& checkpoint, const Guard& guard);

@@ -73,8 +73,11 @@ void OptimizerOptions::validate() const {
           ", or 0 for none, got ", clip_norm, ".");
 }
 
-Optimizer::Optimizer(const torch::nn::Module& network, const OptimizerOptions& options) : options_(options) {
+Optimizer::Optimizer(const torch::nn::Module& network, const OptimizerOptions& options, AdamArithmetic arithmetic)
+    : options_(options), arithmetic_(arithmetic) {
   options_.validate();
+  require(arithmetic == AdamArithmetic::kFused || (options_.method == OptimizerMethod::kAdam && options_.clip_norm == 0), "Optimizer",
+          "expected Adam without clipping for the arithmetic of torch::optim::Adam, got other options. Use the fused one.");
   const at::NoGradGuard no_grad;
   for (const auto& parameter : network.named_parameters()) {
     const at::Tensor& weight = parameter.value();
@@ -138,7 +141,9 @@ void Optimizer::step() {
   }
 
   if (!matrices.empty()) move_matrices(matrices, matrix_gradients, matrix_means, excess, skipped);
-  if (!weights.empty() && options_.method != OptimizerMethod::kAdamax) {
+  if (arithmetic_ == AdamArithmetic::kByWeight) {
+    move_by_weight(weights, gradients, means, sizes);
+  } else if (!weights.empty() && options_.method != OptimizerMethod::kAdamax) {
     at::_fused_adam_(weights, gradients, means, sizes, {}, std::vector<at::Tensor>(weights.size(), steps_), learning_rate_, options_.beta1,
                      options_.beta2, /*weight_decay=*/0, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false,
                      excess.defined() ? std::optional<at::Tensor>(excess) : std::nullopt,
@@ -169,6 +174,18 @@ void Optimizer::step() {
   auto differences = at::_foreach_sub(averaged, averages);
   at::_foreach_mul_(differences, share.to(averages.front().scalar_type()));
   at::_foreach_add_(averages, differences);
+}
+
+void Optimizer::move_by_weight(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
+                               const std::vector<at::Tensor>& means, const std::vector<at::Tensor>& sizes) const {
+  const auto steps = steps_.item<double>();
+  const double rate = options_.learning_rate / (1 - std::pow(options_.beta1, steps));
+  const double correction = std::sqrt(1 - std::pow(options_.beta2, steps));
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    means[i].mul_(options_.beta1).add_(gradients[i], 1 - options_.beta1);
+    sizes[i].mul_(options_.beta2).addcmul_(gradients[i], gradients[i], 1 - options_.beta2);
+    weights[i].addcdiv_(means[i], (sizes[i].sqrt() / correction).add_(options_.epsilon), -rate);
+  }
 }
 
 void Optimizer::move_matrices(const std::vector<at::Tensor>& weights, std::vector<at::Tensor> gradients,

@@ -52,6 +52,12 @@ struct OptimizerOptions {
   void validate() const;
 };
 
+/// How Adam is computed: the same formula, rounded in another order.
+enum class AdamArithmetic {
+  kFused,     ///< one operation for all weights
+  kByWeight,  ///< the operations of torch::optim::Adam, to its bits; waits for the device. Adam alone, without clipping
+};
+
 /// The share of step t = 1, 2, … in an average with this decay, a_t = a_(t-1) + share (w_t - a_(t-1)): max(1 - decay, 10 / (t + 9)). It is 1 in the
 /// first step, so that what was before has no part in the average; until 1 - decay is larger, the average reaches back over about a tenth of the
 /// steps so far. `steps`: () on any device, which is not waited for.
@@ -70,7 +76,7 @@ at::Tensor nearly_orthogonal(const at::Tensor& matrices);
 /// The average of the weights is a weighted mean of those after each step, with weights that add up to 1 (`averaging_share`).
 class Optimizer {
  public:
-  Optimizer(const torch::nn::Module& network, const OptimizerOptions& options);
+  Optimizer(const torch::nn::Module& network, const OptimizerOptions& options, AdamArithmetic arithmetic = AdamArithmetic::kFused);
 
   void zero_grad();
   void step();
@@ -99,10 +105,13 @@ class Optimizer {
     at::Tensor average;  // undefined where there is none
   };
 
+  void move_by_weight(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
+                      const std::vector<at::Tensor>& means, const std::vector<at::Tensor>& sizes) const;
   void move_matrices(const std::vector<at::Tensor>& weights, std::vector<at::Tensor> gradients, const std::vector<at::Tensor>& means,
                      const at::Tensor& excess, const at::Tensor& skipped) const;
 
   OptimizerOptions options_;
+  AdamArithmetic arithmetic_;
   std::vector<Entry> entries_;
   at::Tensor steps_;          // (), float32: the steps taken
   at::Tensor learning_rate_;  // (), float32

@@ -34,14 +34,15 @@ Trainer::Trainer(TrainingTask& task, torch::nn::Module& network, Optimizer optim
       progress_(progress),
       guard_(network, options_.guard),
       device_(network.parameters().front().device()),
-      figures_(at::zeros({options_.gradient_norm ? 4 : 3}, at::TensorOptions().dtype(at::kFloat).device(device_))),
+      figures_(at::zeros({options_.gradient_norm ? 4 : 3},
+                         at::TensorOptions().dtype(options_.may_diverge ? at::kDouble : at::kFloat).device(device_))),
       trace_(options_.trace) {
   if (std::filesystem::exists(checkpoint_path())) restore();
 }
 
 bool Trainer::run() {
   if (!options_.resume) task_.keep_config();
-  trim_metrics(options_.folder, position_.step, options_.name);
+  if (options_.metrics) trim_metrics(options_.folder, position_.step, options_.name);
   start_ = saved_ = Progress::Clock::now();
   seconds_before_ = position_.seconds;
   first_ = position_.step;
@@ -79,10 +80,11 @@ Trainer::Decision Trainer::decide() const {
                     .look = due(options_.look_every) && !last,
                     .interrupted = InterruptWatch::requested(),
                     .out_of_time = late && !last};
-  decision.save = last || late || decision.interrupted || seconds_since(saved_) > options_.save_seconds;
+  decision.save =
+      last || late || decision.interrupted || seconds_since(saved_) > options_.save_seconds || (options_.save_reports && decision.report);
   if (decision.report || decision.save) {
     decision.figures = figures_.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-    decision.back_off = !decision.figures.isfinite().all().item<bool>();
+    decision.back_off = !options_.may_diverge && !decision.figures.isfinite().all().item<bool>();
   }
   return decision;
 }
@@ -126,7 +128,11 @@ void Trainer::work(const StepKind& kind) {
   if (!kind.guarded) return;
   figures_[kPenalty].add_(penalty.detach());
   at::Tensor largest = figures_[-1];
-  at::maximum_out(largest, largest, guard_.largest());
+  if (options_.may_diverge) {
+    at::fmax_out(largest, largest, guard_.largest());  // of those that are numbers
+  } else {
+    at::maximum_out(largest, largest, guard_.largest());
+  }
 }
 
 // ---- what follows it
@@ -144,7 +150,7 @@ void Trainer::report(const at::Tensor& sums) {
                                          .gradient_norm = options_.gradient_norm ? mean(kGradientNorm) : 0,
                                          .largest = sums[-1].item<double>()});
   const double left = static_cast<double>(options_.steps - position_.step) / steps_per_second();
-  progress_.show(text + ", " + duration_text(left) + " left");
+  if (!text.empty()) progress_.show(text + ", " + duration_text(left) + " left");
 }
 
 void Trainer::save() {
@@ -160,7 +166,11 @@ void Trainer::save() {
       {"caution", position_.caution},
       {"back_offs",
        position_.back_offs}}.dump();
-  sync_metrics(options_.folder, options_.name);
+  const auto finite = [](const auto& entry) {
+    return !entry.second.is_floating_point() || entry.second.isfinite().all().template item<bool>();
+  };
+  if (options_.may_diverge && !std::ranges::all_of(checkpoint.tensors, finite)) note_diverged(checkpoint);
+  if (options_.metrics) sync_metrics(options_.folder, options_.name);
   save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = options_.shard_bytes});
   task_.saved(checkpoint);
   saved_ = Progress::Clock::now();
@@ -169,9 +179,9 @@ void Trainer::save() {
 void Trainer::restore() {
   const std::string origin = checkpoint_path().string();
   const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
+  const Position position = position_in(checkpoint, origin);
   restore_training(checkpoint, network_, optimizer_, origin);
   restore_guard(checkpoint, guard_, origin);
-  const Position position = position_in(checkpoint, origin);
   task_.restore_from(checkpoint, position.step, origin);
   figures_.copy_(checkpoint.tensors.at(kFigures));
   position_ = position;
@@ -182,8 +192,8 @@ Trainer::Position Trainer::position_in(const Checkpoint& checkpoint, const std::
   const auto figures = checkpoint.tensors.find(kFigures);
   if (note == checkpoint.notes.end() || figures == checkpoint.tensors.end() || figures->second.sizes() != figures_.sizes() ||
       figures->second.scalar_type() != figures_.scalar_type()) {
-    fail(ErrorKind::kData, origin, "expected the checkpoint of a ", options_.name,
-         " training, got one without its progress. Start the run afresh.");
+    fail(ErrorKind::kData, origin, "expected the checkpoint of a ", options_.name, " training, got one without its progress. ",
+         options_.afresh);
   }
   const nlohmann::json json = parse_json(note->second, origin);
   Position position{.step = count_at(json, "step", origin), .seconds = number_at(json, "seconds", 0, kLongestTraining, origin)};

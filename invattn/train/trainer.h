@@ -89,7 +89,11 @@ struct TrainerOptions {
   int64_t shard_bytes = 0;         ///< of checkpoints; 0: one file
   std::filesystem::path trace{};   ///< where a timeline of one early step goes, one in which the guard looks; empty: no timeline
   GuardOptions guard{};            ///< how guarded blocks are held
+  bool metrics = true;             ///< metrics.jsonl is this training's
+  bool save_reports = false;       ///< there is a checkpoint with each report, too
+  bool may_diverge = false;        ///< a loss that is not finite is a result: it goes on. Figures are summed in float64
   std::string advice{};            ///< what to do about a loss that is not finite, in its error
+  std::string afresh = "Start the run afresh.";  ///< what to do about a checkpoint of another training, in its error
 };
 
 /// The loop of a training: steps, reports, looks, checkpoints; time limit, Ctrl-C, timeline. A training that was stopped goes on from the

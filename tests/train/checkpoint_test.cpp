@@ -4,13 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adam.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <concepts>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -39,30 +37,21 @@ namespace {
 constexpr int64_t kShardBytes = 4096;
 
 /// A small guarded training whose every step depends on the ones before.
-template <class AnyOptimizer>
 struct Training {
   Sequential network{nullptr};
-  AnyOptimizer optimizer;
+  Optimizer optimizer;
   Guard guard;
   at::Tensor images;
 
-  explicit Training(AttentionKind kind)
+  explicit Training(AttentionKind kind, OptimizerMethod method = OptimizerMethod::kAdam)
       : network(make(kind)),
-        optimizer(make_optimizer(network)),
+        optimizer(*network, {.method = method, .learning_rate = 1e-2, .clip_norm = 0.1, .average = 0.8}),
         guard(*network, {.target = 0.05, .fraction = 0.5}),
         images(at::rand({8, 3, 6, 4}, at::detail::createCPUGenerator(3)) - 0.5) {}
 
   static Sequential make(AttentionKind kind) {
     at::manual_seed(7);
     return Sequential{Squeeze(), InvertibleAttention(AttentionOptions{.channels = 12, .kind = kind})};
-  }
-
-  static AnyOptimizer make_optimizer(Sequential& network) {
-    if constexpr (std::same_as<AnyOptimizer, Optimizer>) {
-      return Optimizer(*network, {.learning_rate = 1e-2, .clip_norm = 0.1, .average = 0.8});
-    } else {
-      return torch::optim::Adam(network->parameters(), torch::optim::AdamOptions(1e-2));
-    }
   }
 
   void steps(int64_t first, int64_t count) {
@@ -114,15 +103,14 @@ class CheckpointTest : public FileTest {
     return result;
   }
 
-  template <class AnyOptimizer>
   void goes_on_to_the_same_bits(AttentionKind kind, int64_t shard_bytes) {
-    Training<AnyOptimizer> whole(kind);
+    Training whole(kind);
     whole.steps(0, 9);
 
-    Training<AnyOptimizer> first(kind);
+    Training first(kind);
     first.steps(0, 4);
     save_checkpoint(folder / "c", first.checkpoint(), {.shard_bytes = shard_bytes});
-    Training<AnyOptimizer> second(kind);
+    Training second(kind);
     second.steps(0, 1);  // a state that has to be replaced
     second.restore(load_checkpoint(folder / "c"));
     second.steps(4, 5);
@@ -165,17 +153,16 @@ class CheckpointTest : public FileTest {
 TEST_F(CheckpointTest, GoesOnToTheSameBits) {
   for (const int64_t shard_bytes : {int64_t{0}, kShardBytes}) {
     for (const AttentionKind kind : {AttentionKind::kGaussian, AttentionKind::kConcatenation}) {
-      goes_on_to_the_same_bits<torch::optim::Adam>(kind, shard_bytes);
-      goes_on_to_the_same_bits<Optimizer>(kind, shard_bytes);
+      goes_on_to_the_same_bits(kind, shard_bytes);
     }
   }
   EXPECT_GT(shards().size(), 1U);
 }
 
-TEST_F(CheckpointTest, BeforeTheFirstStepThereIsOnlyTheNetwork) {
-  Training<torch::optim::Adam> fresh(AttentionKind::kConcatenation);
+TEST_F(CheckpointTest, GoesOnFromBeforeTheFirstStep) {
+  Training fresh(AttentionKind::kConcatenation);
   save_checkpoint(folder / "c", fresh.checkpoint());
-  Training<torch::optim::Adam> other(AttentionKind::kConcatenation);
+  Training other(AttentionKind::kConcatenation);
   other.restore(load_checkpoint(folder / "c"));
   other.steps(0, 2);
   fresh.steps(0, 2);
@@ -416,9 +403,9 @@ TEST_F(CheckpointTest, WrongOptionsAndTextsAreRefused) {
 }
 
 TEST_F(CheckpointTest, AnotherNetworksCheckpointIsRefused) {
-  Training<Optimizer> gaussian(AttentionKind::kGaussian);
+  Training gaussian(AttentionKind::kGaussian);
   gaussian.steps(0, 1);
-  Training<Optimizer> embedded(AttentionKind::kEmbeddedGaussian);
+  Training embedded(AttentionKind::kEmbeddedGaussian);
   const auto untouched = embedded.network->parameters().front().clone();
   expect_contains(error_of([&] { embedded.restore(gaussian.checkpoint()); }), "another configuration");
   EXPECT_TRUE(at::equal(embedded.network->parameters().front(), untouched));
@@ -447,14 +434,14 @@ TEST_F(CheckpointTest, AnotherNetworksCheckpointIsRefused) {
 }
 
 TEST_F(CheckpointTest, AnotherOptimizersCheckpointIsRefused) {
-  Training<torch::optim::Adam> theirs(AttentionKind::kGaussian);
+  Training theirs(AttentionKind::kGaussian, OptimizerMethod::kMuon);
   theirs.steps(0, 1);
-  Training<Optimizer> ours(AttentionKind::kGaussian);
+  Training ours(AttentionKind::kGaussian);
   expect_contains(error_of([&] { ours.restore(theirs.checkpoint()); }), "another optimiser");
 }
 
 TEST_F(CheckpointTest, WeightsAloneAreWithinTheRoundingOfBfloat16) {
-  Training<Optimizer> trained(AttentionKind::kGaussian);
+  Training trained(AttentionKind::kGaussian);
   trained.steps(0, 4);
   auto whole = trained.checkpoint();
   whole.notes["model"] = "a description";
@@ -468,7 +455,7 @@ TEST_F(CheckpointTest, WeightsAloneAreWithinTheRoundingOfBfloat16) {
       EXPECT_EQ(tensor.scalar_type(), tensor.numel() > 16 ? at::kBFloat16 : at::kFloat) << name;
     }
 
-    Training<Optimizer> other(AttentionKind::kGaussian);
+    Training other(AttentionKind::kGaussian);
     restore_network(loaded, *other.network, "test");
     for (const auto& parameter : other.network->named_parameters()) {
       EXPECT_EQ(parameter.value().scalar_type(), at::kFloat);
@@ -477,7 +464,7 @@ TEST_F(CheckpointTest, WeightsAloneAreWithinTheRoundingOfBfloat16) {
     }
     EXPECT_FALSE(restore_average(loaded, *other.network, "test")) << "the weights are the averaged ones";
     expect_contains(error_of([&] { other.restore(loaded); }), "weights only");
-    Training<Optimizer> embedded(AttentionKind::kEmbeddedGaussian);
+    Training embedded(AttentionKind::kEmbeddedGaussian);
     expect_contains(error_of([&] { restore_network(loaded, *embedded.network, "test"); }), "another configuration");
   }
 }
@@ -494,10 +481,10 @@ TEST_F(CheckpointTest, WeightsAloneTakeTwoBytesEach) {
 }
 
 TEST_F(CheckpointTest, TheAverageOfATraining) {
-  Training<Optimizer> trained(AttentionKind::kGaussian);
+  Training trained(AttentionKind::kGaussian);
   trained.steps(0, 4);
   const auto checkpoint = trained.checkpoint();
-  Training<Optimizer> other(AttentionKind::kGaussian);
+  Training other(AttentionKind::kGaussian);
   EXPECT_TRUE(restore_average(checkpoint, *other.network, "test"));
   trained.optimizer.swap_average();
   for (const auto& parameter : trained.network->named_parameters()) {
@@ -565,9 +552,8 @@ TEST_F(CheckpointTest, WithoutADigestItIsAnOlderOne) {
   expect_same(load_checkpoint(folder / "c"), numbered(3));
 }
 
-template <class AnyOptimizer>
-void expect_only_finite_numbers() {
-  Training<AnyOptimizer> training(AttentionKind::kConcatenation);
+TEST(CheckpointNumbers, AreFiniteUnlessTheTrainingSaysOtherwise) {
+  Training training(AttentionKind::kConcatenation);
   training.steps(0, 2);
   const Checkpoint whole = training.checkpoint();
   for (const auto& [name, tensor] : whole.tensors) {
@@ -576,7 +562,7 @@ void expect_only_finite_numbers() {
       Checkpoint damaged = whole;
       damaged.tensors[name] = tensor.detach().clone();
       damaged.tensors[name].flatten()[tensor.numel() - 1].fill_(bad);
-      Training<AnyOptimizer> other(AttentionKind::kConcatenation);
+      Training other(AttentionKind::kConcatenation);
       expect_contains(error_of([&] { other.restore(damaged); }), name);
       note_diverged(damaged);
       EXPECT_NO_THROW(other.restore(damaged)) << name;
@@ -584,13 +570,8 @@ void expect_only_finite_numbers() {
   }
 }
 
-TEST(CheckpointNumbers, AreFiniteUnlessTheTrainingSaysOtherwise) {
-  expect_only_finite_numbers<Optimizer>();
-  expect_only_finite_numbers<torch::optim::Adam>();
-}
-
 TEST(CheckpointNumbers, OfStepsAreNotNegative) {
-  Training<torch::optim::Adam> training(AttentionKind::kConcatenation);
+  Training training(AttentionKind::kConcatenation);
   training.steps(0, 2);
   for (const auto& [name, tensor] : training.checkpoint().tensors) {
     if (tensor.scalar_type() != at::kLong || tensor.numel() != 1) continue;
@@ -601,7 +582,7 @@ TEST(CheckpointNumbers, OfStepsAreNotNegative) {
 }
 
 TEST(GuardState, WithoutItsStepIsRefused) {
-  Training<torch::optim::Adam> training(AttentionKind::kConcatenation);
+  Training training(AttentionKind::kConcatenation);
   EXPECT_THROW(training.guard.restore({}), Error);
 }
 

@@ -41,10 +41,13 @@ void train(torch::nn::Linear& network, Optimizer& optimizer, int first, int coun
 
 TEST(Optimizer, AdamIsTorchsAdam) {
   auto ours = make_network();
+  auto by_weight = make_network();
   auto theirs = make_network();
   Optimizer optimizer(*ours, {.learning_rate = 1e-2});
+  Optimizer same(*by_weight, {.learning_rate = 1e-2}, AdamArithmetic::kByWeight);
   torch::optim::Adam reference(theirs->parameters(), torch::optim::AdamOptions(1e-2));
   train(ours, optimizer, 0, 20);
+  train(by_weight, same, 0, 20);
   for (int step = 0; step < 20; ++step) {
     reference.zero_grad();
     loss_of(theirs, step).backward();
@@ -52,6 +55,11 @@ TEST(Optimizer, AdamIsTorchsAdam) {
   }
   EXPECT_LT(max_difference(ours->weight, theirs->weight), 1e-6);
   EXPECT_LT(max_difference(ours->bias, theirs->bias), 1e-6);
+  EXPECT_TRUE(at::equal(by_weight->weight, theirs->weight)) << "to the bit";
+  EXPECT_TRUE(at::equal(by_weight->bias, theirs->bias)) << "to the bit";
+  for (const OptimizerOptions& other : {OptimizerOptions{.clip_norm = 1}, OptimizerOptions{.method = OptimizerMethod::kMuon}}) {
+    EXPECT_THROW(Optimizer(*ours, other, AdamArithmetic::kByWeight), Error);
+  }
 }
 
 TEST(Optimizer, AdamaxIsItsFormula) {

@@ -218,6 +218,25 @@ TEST_F(TrainerTest, AfterThreeReturnsItGivesUp) {
   EXPECT_FALSE(std::filesystem::exists(folder / "new/checkpoint.safetensors"));
 }
 
+TEST_F(TrainerTest, WhereDivergingIsAResultItGoesOnAndSaysSo) {
+  TrainerOptions diverging = options();
+  diverging.may_diverge = diverging.save_reports = true;
+  Toy toy(1, diverging);
+  toy.bad_steps = {3};
+  toy.interrupted_before = 4;
+  {
+    const InterruptWatch watch;
+    EXPECT_THROW(toy.trainer->run(), Interrupted);
+  }
+  EXPECT_EQ(toy.events, (Strings{"config", "report 2", "save 2", "look 3", "report 4", "save 4", "save 5"}));
+  EXPECT_TRUE(load_checkpoint(folder / "run/checkpoint.safetensors").notes.contains("diverged"));
+  diverging.resume = true;
+  Toy later(1, diverging);
+  EXPECT_EQ(later.trainer->step(), 5);
+  EXPECT_TRUE(later.trainer->run());
+  EXPECT_EQ(later.rates, (std::vector<double>{kRate, kRate}));
+}
+
 TEST_F(TrainerTest, StoppedAnywhereItGoesOnToTheSameBits) {
   std::mt19937_64 random(static_cast<std::uint64_t>(::testing::UnitTest::GetInstance()->random_seed()));
   for (int trial = 0; trial < 5; ++trial) {
