@@ -1,6 +1,6 @@
 # `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-cuda faults bench doctor format lint install clean distclean
+.PHONY: help setup build demo test test-cuda faults inverses bench doctor format lint install clean distclean
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -41,6 +41,12 @@ test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitize
 
 faults: build ## disturb the tool by crashes, failing disks, damaged files, absurd settings (hours; SHORT=1: a sample, two minutes)
 	@tests/faults/campaign.py --jobs $(JOBS) $(if $(SHORT),--short) $(FAULTS)
+
+inverses: ## hold 100,000 inverses of random blocks against their reports and certificates (INVERSES='--seed 7' passes options on)
+	@scripts/setup --test
+	@$(CONFIGURE) >/dev/null
+	@$(BUILD) --target nn_inverse_campaign
+	@build/tests/nn_inverse_campaign $(INVERSES)
 
 bench: build ## measure the fast kernels beside plain ATen operations, on the CPU and on a GPU where there is one (minutes)
 	@build/invattn bench --device all
