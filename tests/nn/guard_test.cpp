@@ -295,9 +295,9 @@ TEST(Guard, GuardsAnyGuardedBranch) {
     train(network, guard, images, 200, with_penalty);
     const double trained = largest_by_svd(block_of(network), x);
     if (with_penalty) {
-      EXPECT_LT(trained, 1.0);
+      EXPECT_LT(trained, 1.2);
     } else {
-      EXPECT_GT(trained, 1.5) << "the goal has to push";
+      EXPECT_GT(trained, 2.0) << "the goal has to push";
     }
     const auto certificates = guard.finish([&](const at::Tensor& batch) { network->forward(batch); }, {images}, "random images");
     const double held = largest_by_svd(block_of(network), x);

@@ -52,9 +52,16 @@ struct Tally {
   int64_t wrong = 0;      // converged, not covered, and another x
 };
 
+/// Faults that the campaign has to find, planted where it reads what is promised.
+enum class Plant {
+  kNothing,
+  kResidual,     // reports name half of their residuals
+  kCertificate,  // certificates name half of their constants
+};
+
 class Campaign {
  public:
-  explicit Campaign(uint64_t seed) : seed_(seed) {}
+  Campaign(uint64_t seed, Plant plant) : seed_(seed), plant_(plant) {}
 
   void run(int64_t number);
   int64_t inversions() const { return inversions_; }
@@ -86,6 +93,7 @@ class Campaign {
   void violation(const Row& row, const std::string& what);
 
   uint64_t seed_;
+  Plant plant_;
   int64_t number_ = 0;
   std::mt19937_64 random_;
   std::map<Row, Tally> tallies_;
@@ -234,11 +242,11 @@ at::Tensor Campaign::check(const Row& row, InvertibleResidualImpl& block, const 
   const auto at_found = side(found);
   const auto at_true = side(x);
   const auto scale = std::sqrt(static_cast<double>(entries)) + norms(y);  // (1 + rms(y)) times the root of the number of entries
-  const auto reported = report.residual * scale;
+  const auto reported = report.residual * scale * (plant_ == Plant::kResidual ? 0.5 : 1.0);
   const auto disagreement = (reported - at_found.left).abs();
   const auto rounding = at_found.rounding + testing::gamma(entries + 8, unit) * reported;
   const auto error = norms(wide(found) - wide(x));
-  const double room = 1 - block.certificate().constant;
+  const double room = 1 - block.certificate().constant * (plant_ == Plant::kCertificate ? 0.5 : 1.0);
   const auto stated = (reported + rounding + at_true.rounding + error_of_y) / room;
   const double finer = 0x1p-53 / unit;
   const auto certified = (at_found.left + at_true.left + finer * (rounding + at_true.rounding)) / room;
@@ -494,9 +502,14 @@ int main(int argc, char** argv) {
   app.add_option("--seed", seed, "of all cases")->capture_default_str();
   app.add_option("--inversions", inversions, "stop after the case with which there are so many")->capture_default_str();
   app.add_option("--case", only, "this case alone");
+  const std::map<std::string, invattn::Plant> plants{{"residual", invattn::Plant::kResidual},
+                                                     {"certificate", invattn::Plant::kCertificate}};
+  invattn::Plant plant = invattn::Plant::kNothing;
+  app.add_option("--plant", plant, "a fault that has to be found: reports name half of their residuals, or certificates of their constants")
+      ->transform(CLI::CheckedTransformer(plants));
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);  // sums in the same order on every machine
-  invattn::Campaign campaign(seed);
+  invattn::Campaign campaign(seed, plant);
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   int64_t number = only.value_or(0);
   try {
