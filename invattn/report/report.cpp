@@ -149,6 +149,7 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
       break;
     case Experiment::kDensity: {
       std::vector<DensityRecord> records;
+      records.reserve(results.size());
       for (const ResultsFile& file : results) records.push_back(read_density_record(file));
       name_apart(records);
       page = render_density_page(records);
@@ -156,6 +157,7 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
     }
     case Experiment::kReconstruction: {
       std::vector<Run> read;
+      read.reserve(results.size());
       for (const ResultsFile& file : results) read.push_back(read_run(file));
       name_apart(read);
       page = render_page(read);

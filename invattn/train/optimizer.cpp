@@ -258,6 +258,11 @@ void Optimizer::restore(const std::map<std::string, at::Tensor>& state, const st
            "got one. It belongs to another network or another optimiser: use that one, or start afresh.");
     }
   }
+  const auto steps = state.at("steps").item<double>();  // what is not finite is the checkpoint's to judge: a training may have diverged
+  if (std::isfinite(steps) && (steps < 0 || steps > static_cast<double>(kMostSteps) || std::floor(steps) != steps)) {
+    fail(ErrorKind::kData, origin, "expected the optimiser's 'steps' to be a whole number from 0 to ", kMostSteps, ", got ", steps,
+         ". The file is damaged: take another copy, or start afresh.");
+  }
   for (auto& [name, tensor] : mine) tensor.copy_(state.at(name));
 }
 

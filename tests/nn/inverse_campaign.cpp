@@ -229,7 +229,8 @@ at::Tensor Campaign::check(const Row& row, InvertibleResidualImpl& block, const 
   const at::NoGradGuard no_grad;
   const double unit = testing::roundoff(x.scalar_type());
   const auto entries = x[0].numel();
-  const auto& [found, report] = solution;
+  const at::Tensor& found = solution.x;
+  const InverseReport& report = solution.report;
   struct Side {
     at::Tensor left;      // what is left of the equation in float64
     at::Tensor rounding;  // of evaluating that in the type of x
@@ -247,7 +248,7 @@ at::Tensor Campaign::check(const Row& row, InvertibleResidualImpl& block, const 
   const auto rounding = at_found.rounding + testing::gamma(entries + 8, unit) * reported;
   const auto error = norms(wide(found) - wide(x));
   const double room = 1 - block.certificate().constant * (plant_ == Plant::kCertificate ? 0.5 : 1.0);
-  const auto stated = (reported + rounding + at_true.rounding + error_of_y) / room;
+  auto stated = (reported + rounding + at_true.rounding + error_of_y) / room;
   const double finer = 0x1p-53 / unit;
   const auto certified = (at_found.left + at_true.left + finer * (rounding + at_true.rounding)) / room;
 

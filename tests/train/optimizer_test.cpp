@@ -289,6 +289,17 @@ TEST(Optimizer, RefusesWhatItCannotBe) {
     EXPECT_EQ(error.kind(), ErrorKind::kData);
     EXPECT_NE(std::string(error.what()).find("mean.weight"), std::string::npos);
   }
+  for (const double steps : {-1.0, 0.5, 1e30}) {
+    state = optimizer.state();
+    state["steps"] = at::full({}, steps, at::kFloat);
+    try {
+      optimizer.restore(state, "file.safetensors");
+      ADD_FAILURE() << "expected an error for " << steps << " steps";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kData);
+      EXPECT_NE(std::string(error.what()).find("'steps'"), std::string::npos);
+    }
+  }
 }
 
 }  // namespace
