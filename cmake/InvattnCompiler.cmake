@@ -1,13 +1,14 @@
 # Warnings, sanitizers and ccache for every target of ours.
 find_program(INVATTN_CCACHE ccache)
-if(INVATTN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # With a precompiled header ccache has to be told that the header's macros and file times do not matter.
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${INVATTN_CCACHE}")
-endif()
-if(INVATTN_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER "${INVATTN_CCACHE}")
-endif()
+# What one checkout compiled serves any other: paths in it are taken relative to it. With a precompiled header ccache has to be told that the
+# header's macros and file times do not matter.
+set(INVATTN_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${INVATTN_CCACHE}")
+foreach(language IN ITEMS CXX CUDA)
+  if(INVATTN_CCACHE AND NOT CMAKE_${language}_COMPILER_LAUNCHER)
+    set(CMAKE_${language}_COMPILER_LAUNCHER ${INVATTN_LAUNCHER})
+  endif()
+endforeach()
 
 add_library(invattn_flags INTERFACE)
 # -fPIC for programs, too: one precompiled header serves all, and the compiler refuses it where this flag differs.
