@@ -231,6 +231,7 @@ class Match {
       return {kernels, [block, y = y_]() mutable { return Outcome{.results = {paper_inverse(*block, y)}, .iterations = kPaperSteps}; }};
     }
     return {kernels, [block, y = y_]() mutable {
+              const at::NoGradGuard no_grad;
               const Solution solution = block->inverse(y, AndersonOptions{.tolerance = kTolerance});
               return Outcome{
                   .results = {solution.x}, .iterations = solution.report.most_iterations(), .converged = solution.report.usable()};

@@ -1,6 +1,7 @@
 #include "invattn/experiments/density_samples.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>
@@ -58,6 +59,7 @@ DrawnSamples draw_samples(FlowImpl& flow, const SampleRequest& request, const De
                                      {"found", at::kBool, {request.count}}},
         metadata);
   }
+  const at::NoGradGuard no_grad;
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(request.seed));
   // All that is kept is allocated before the first batch: small things between the large ones of each would keep the heap from shrinking.
   const int64_t kept = std::clamp<int64_t>(request.shown, 0, request.count);

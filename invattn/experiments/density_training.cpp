@@ -253,6 +253,7 @@ class Training : public TrainingTask {
     if (plane_) {
       write_png(path, plane_picture(*flow_, train_.slice(0, 0, 20000), kPlanePixels));
     } else {
+      const at::NoGradGuard no_grad;
       const Solution drawn = flow_->sample(options_.samples, options_.temperature, options_.seed);
       if (!drawn.report.usable()) progress_.keep("samples: " + drawn.report.brief());
       write_png(path, picture_of(drawn.x, std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(options_.samples))))));

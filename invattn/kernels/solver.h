@@ -30,9 +30,10 @@ namespace cpu {
 template <class T>
 bool solver_covers(const AttentionProblem& problem, int64_t channels, const IterationRules& rules);
 
-/// x (B, C, N) from y (B, C, N). The start is y. Bitwise the same for any number of threads.
+/// x (B, C, N) from y (B, C, N). The start is y. Bitwise the same for any number of threads. False where it was asked to stop
+/// (core/stop_request.h): what it leaves then is no answer.
 template <class T>
-void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const IterationRules& rules, const T* y,
+bool solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const IterationRules& rules, const T* y,
            T* x, const SolverReport& report, const ParallelFor& parallel = {});
 
 }  // namespace cpu

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/ops/first_derivative_only.h"
 #include "invattn/ops/largest_singular_value.h"
 
 namespace invattn {
@@ -23,16 +24,6 @@ using torch::autograd::variable_list;
 
 /// How much of a fresh vector is mixed into a warm start. It costs the estimate the square of this at most, and an iteration removes it.
 constexpr double kRefreshment = 1e-2;
-
-/// The identity, whose own derivative is an error: it stands where a second derivative would be silently wrong.
-struct FirstDerivativeOnly : torch::autograd::Function<FirstDerivativeOnly> {
-  static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& gradient) { return gradient.clone(); }
-  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*cotangents*/) {
-    fail(ErrorKind::kUsage, "ConvolutionNorm",
-         "expected at most one derivative of a convolution's spectral norm in its weights, got a request for the second. "
-         "Use 1x1 maps (an exact norm) where second derivatives in the weights are needed.");
-  }
-};
 
 /// n convolutions at once, as matrices (n, O, I k k) and what they are multiplied by, (n, I k k, H W): a launch or two whatever n.
 struct Convolutions {
@@ -86,9 +77,10 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
       const Convolutions convolutions(stacked, right.size(2), right.size(3));
       gradient = at::bmm(left, convolutions.patches(right).transpose(1, 2)).view(stacked.sizes());
     }
-    auto result = as_factor(cotangents[0], gradient) * gradient;
-    // Without this tie to the weight the result would look independent of it.
-    if (at::GradMode::is_enabled()) result = result + FirstDerivativeOnly::apply(stacked * 0);
+    const auto result = first_derivative_only(
+        as_factor(cotangents[0], gradient) * gradient, stacked, "ConvolutionNorm",
+        "expected at most one derivative of a convolution's spectral norm in its weights, got a request for the second. "
+        "Use 1x1 maps (an exact norm) where second derivatives in the weights are needed.");
     return {result, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

@@ -108,7 +108,6 @@ std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, 
 
 Solution ActNormImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {
   check(y);
-  at::NoGradGuard no_grad;
   const auto per_channel = [](const at::Tensor& values) { return values.view({1, -1, 1, 1}); };
   return {y * per_channel((-log_scale_).exp()) - per_channel(shift_), InverseReport::exact(y.size(0), "actnorm")};
 }

@@ -2,6 +2,7 @@
 
 #include <torch/nn/pimpl.h>
 
+#include <string>
 #include <vector>
 
 #include "invattn/nn/bijection.h"
@@ -38,10 +39,14 @@ class ActNormImpl : public BijectionImpl {
   void pretty_print(std::ostream& stream) const override;
 
   bool follows() const { return options_.follow > 0; }
+  const ActNormOptions& options() const { return options_; }
 
   /// Sets scale and shift to where following these batches, again and again and slowly, would take them: the mean over the batches of what
   /// would give each of them mean 0 and variance 1, larger ones counting more.
   void settle(const std::vector<at::Tensor>& batches);
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "shift" ? shift_ : log_scale_) = tensor; }
 
  private:
   void check(const at::Tensor& x) const;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include <array>
@@ -17,6 +16,7 @@
 #include "invattn/lipschitz/attention_bound.h"
 #include "invattn/lipschitz/policy.h"
 #include "invattn/nn/branch.h"
+#include "invattn/nn/rebindable.h"
 #include "invattn/ops/response_attention.h"
 
 namespace invattn {
@@ -150,7 +150,7 @@ struct EnumNames<AttentionPreset> {
 AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, int64_t channels);
 
 /// A map of each position, x_i -> W x_i + b, with W held under a Lipschitz constant: the paper's F, W_L, W_1, W_2 and W_3.
-class PointwiseMapImpl : public torch::nn::Module {
+class PointwiseMapImpl : public RebindableModule {
  public:
   PointwiseMapImpl(int64_t inputs, int64_t outputs, bool bias, double constant);
 
@@ -161,6 +161,9 @@ class PointwiseMapImpl : public torch::nn::Module {
 
   at::Tensor weight;  // (outputs, inputs)
   at::Tensor bias;    // (outputs), undefined without
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "weight" ? weight : bias) = tensor; }
 
  private:
   double constant_;
@@ -198,6 +201,9 @@ class AttentionImpl : public BranchImpl {
   AttentionBound bound(int64_t positions) const;
 
   const AttentionOptions& options() const { return options_; }
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { gate_ = tensor; }
 
  private:
   /// An affine map of positions; undefined weights stand for the identity.

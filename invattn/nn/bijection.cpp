@@ -9,6 +9,12 @@ namespace invattn {
 void BijectionImpl::require_images(const at::Tensor& x, const char* origin) {
   require(x.defined(), origin, "expected a batch of images (B, C, H, W), got an undefined tensor.");
   require(x.dim() == 4, origin, "expected a batch of images (B, C, H, W), got shape ", x.sizes(), ".");
+  require_samples(x, origin);
+}
+
+void BijectionImpl::require_samples(const at::Tensor& x, const char* origin) {
+  require(x.defined(), origin, "expected a batch of samples (B, ...), got an undefined tensor.");
+  require(x.dim() >= 2, origin, "expected a batch of samples (B, ...), got shape ", x.sizes(), ".");
   require(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, origin, "expected float32 or float64, got ", x.scalar_type(),
           ". Convert with .to(at::kFloat).");
 }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <memory>
 #include <string>
@@ -9,14 +8,15 @@
 #include <vector>
 
 #include "invattn/logdet/log_det.h"
+#include "invattn/nn/rebindable.h"
 #include "invattn/solver/solve.h"
 
 namespace invattn {
 
-/// A map with an inverse, on batches (B, C, H, W), each sample on its own.
-class BijectionImpl : public torch::nn::Module {
+/// A map with an inverse, on batches, each sample on its own: of images (B, C, H, W) where its parts do not say otherwise.
+class BijectionImpl : public RebindableModule {
  public:
-  using torch::nn::Module::Module;
+  using RebindableModule::RebindableModule;
 
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 
@@ -24,7 +24,9 @@ class BijectionImpl : public torch::nn::Module {
   virtual std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) = 0;
   std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x) { return forward_log_det(x, SeriesLogDet{}); }
 
-  /// x with forward(x) = y, and a report that says how far to believe it. Records no gradients.
+  /// x with forward(x) = y, and a report that says how far to believe it. Where gradients are on, x is differentiable once in y and in the
+  /// weights, by the implicit function theorem where it was found by a solver; that costs an evaluation and a linearisation more, and in the
+  /// backward pass a linear solve. What was not found has the gradient NaN. Under NoGradGuard nothing is recorded.
   virtual Solution inverse(const at::Tensor& y, const SolverOptions& options) = 0;
   Solution inverse(const at::Tensor& y) { return inverse(y, AndersonOptions{}); }
 
@@ -36,7 +38,10 @@ class BijectionImpl : public torch::nn::Module {
   virtual std::string describe() const = 0;
 
  protected:
-  /// A batch of images of floating type, or an error that names `origin`.
+  /// A batch (B, ...) in float32 or float64, or an error that names `origin`.
+  static void require_samples(const at::Tensor& x, const char* origin);
+
+  /// The same of images (B, C, H, W).
   static void require_images(const at::Tensor& x, const char* origin);
 };
 

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "invattn/lipschitz/certificate.h"
+#include "invattn/nn/rebindable.h"
 #include "invattn/ops/linearization.h"
 #include "invattn/solver/engine.h"
 
@@ -28,9 +28,9 @@ struct BranchValue {
 };
 
 /// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.
-class BranchImpl : public torch::nn::Module {
+class BranchImpl : public RebindableModule {
  public:
-  using torch::nn::Module::Module;
+  using RebindableModule::RebindableModule;
 
   /// g(x), differentiable to every order in x.
   virtual at::Tensor forward(const at::Tensor& x) = 0;
@@ -51,6 +51,9 @@ class BranchImpl : public torch::nn::Module {
 
   /// The same by a number that may lie on a device, (), as it is.
   virtual void scale_by(const at::Tensor& factor) = 0;
+
+  /// Whether its inputs have to be images (B, C, H, W); else batches of any shape (B, ...).
+  virtual bool takes_images() const { return true; }
 
   virtual Policy policy() const = 0;
 

@@ -352,6 +352,17 @@ void ConvolutionImpl::train(bool on) {
   for (auto& layer : layers_) layer.norm.forget();
 }
 
+void ConvolutionImpl::rebound(const std::string& name, const at::Tensor& tensor) {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    auto& layer = layers_[i];
+    const auto number = std::to_string(i);
+    if (name == "weight" + number) layer.weight = tensor;
+    if (name == "bias" + number) layer.bias = tensor;
+    if (name == "beta" + number) layer.beta = tensor;
+  }
+  prepared_ = {};
+}
+
 void ConvolutionImpl::project() {
   at::NoGradGuard no_grad;
   for (auto& layer : layers_) {

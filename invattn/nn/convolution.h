@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -91,6 +92,9 @@ class ConvolutionImpl : public BranchImpl {
   static void prepare(const std::vector<ConvolutionImpl*>& branches, at::MemoryFormat format);
 
   const ConvolutionOptions& options() const { return options_; }
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override;
 
  private:
   struct Layer {

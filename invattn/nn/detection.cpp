@@ -13,6 +13,7 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 #include "invattn/nn/archive.h"
+#include "invattn/nn/rebindable.h"
 #include "invattn/nn/weight_budget.h"
 
 namespace invattn {
@@ -26,7 +27,7 @@ at::Tensor enlarged(const at::Tensor& x, int64_t factor) {
 }
 
 /// A convolution with bias, begun as torch's.
-class WithBias : public torch::nn::Module {
+class WithBias : public RebindableModule {
  public:
   WithBias(int64_t inputs, int64_t outputs, int64_t size) : padding_(size / 2) {
     const double width = 1 / std::sqrt(static_cast<double>(inputs * size * size));
@@ -36,6 +37,9 @@ class WithBias : public torch::nn::Module {
 
   at::Tensor operator()(const at::Tensor& x) const { return at::conv2d(x, weight_, bias_, 1, padding_); }
 
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "weight" ? weight_ : bias_) = tensor; }
+
  private:
   int64_t padding_;
   at::Tensor weight_, bias_;
@@ -44,7 +48,7 @@ class WithBias : public torch::nn::Module {
 }  // namespace
 
 /// The sum of 3x3 convolutions with several dilations.
-class DetectorImpl::Dilated : public torch::nn::Module {
+class DetectorImpl::Dilated : public RebindableModule {
  public:
   Dilated(int64_t inputs, int64_t outputs, std::vector<int64_t> dilations) : dilations_(std::move(dilations)) {
     for (std::size_t i = 0; i < dilations_.size(); ++i) {
@@ -61,6 +65,14 @@ class DetectorImpl::Dilated : public torch::nn::Module {
       sum = sum.defined() ? sum + part : part;
     }
     return sum;
+  }
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override {
+    if (name == "bias") bias_ = tensor;
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      if (name == "weight" + std::to_string(i)) weights_[i] = tensor;
+    }
   }
 
  private:
@@ -207,17 +219,20 @@ void copy_backbone(const ResNetImpl& from, DetectorImpl& to) {
 
 void save_detector(const std::filesystem::path& path, DetectorImpl& detector) { save_model(path, detector, detector.describe()); }
 
+Detector make_detector(const std::string& description) {
+  const auto json = parse_json(description, "make_detector");
+  if (!json.is_object() || !json.contains("type") || json["type"] != "detector" || !json.contains("options")) {
+    fail(ErrorKind::kData, "make_detector", "expected a detector, got a model of another type. `invattn info` says what it is.");
+  }
+  DetectorOptions options;
+  fields_from_json(options, json["options"], "make_detector");
+  return Detector(options);
+}
+
 Detector load_detector(const std::filesystem::path& path) {
   Detector detector{nullptr};
   load_model(path, [&](const std::string& description) -> std::shared_ptr<torch::nn::Module> {
-    const auto json = parse_json(description, "load_detector");
-    if (!json.is_object() || !json.contains("type") || json["type"] != "detector" || !json.contains("options")) {
-      fail(ErrorKind::kData, "load_detector", printable_path(path),
-           ": expected a detector, got a model of another type. `invattn info` says what it is.");
-    }
-    DetectorOptions options;
-    fields_from_json(options, json["options"], "load_detector");
-    detector = Detector(options);
+    detector = make_detector(description);
     return detector.ptr();
   });
   return detector;

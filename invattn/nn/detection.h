@@ -128,6 +128,9 @@ TORCH_MODULE(Detector);
 /// The weights of a backbone into that of a detector of the same shape; its classes are left out.
 void copy_backbone(const ResNetImpl& from, DetectorImpl& to);
 
+/// Builds a detector from what `describe()` returned.
+Detector make_detector(const std::string& description);
+
 /// As for bijections (archive.h): weights, options and certificates in one file.
 void save_detector(const std::filesystem::path& path, DetectorImpl& detector);
 Detector load_detector(const std::filesystem::path& path);

@@ -307,9 +307,8 @@ Solution FlowImpl::inverse(const at::Tensor& z, const std::function<Solution(Seq
   require_images(z, "Flow");
   require(z.size(1) == dimensions() && z.size(2) == 1 && z.size(3) == 1, "Flow", "expected latents (B, ", dimensions(), ", 1, 1), got ",
           z.sizes(), ". Pass what forward() returned.");
-  at::NoGradGuard no_grad;
   std::vector<InverseReport> reports;
-  auto rest = z.detach();
+  auto rest = z;
   if (dense_) {
     auto solution = undo(*dense_, rest);
     rest = solution.x;
@@ -354,7 +353,6 @@ at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, int64_t see
 at::Tensor FlowImpl::draw_latents(int64_t count, double temperature, at::Generator& generator) const {
   require(count >= 0, "Flow", "expected a number of samples, got ", count, ".");
   require(temperature >= 0 && std::isfinite(temperature), "Flow", "expected a temperature of 0 or more, got ", temperature, ".");
-  at::NoGradGuard no_grad;
   const auto noise = at::empty({count, dimensions()}, mean_.options().device(at::kCPU).requires_grad(false));
   for (int64_t i = 0; i < count; ++i) noise[i].normal_(0, 1, generator);  // one by one: the end of a draw takes numbers of its own
   return (mean_ + temperature * log_deviation_.exp() * noise.to(mean_.device())).view({count, dimensions(), 1, 1});
@@ -367,10 +365,12 @@ Solution FlowImpl::sample(int64_t count, double temperature, int64_t seed, const
 
 Solution FlowImpl::sample(int64_t count, double temperature, at::Generator& generator, const SolverOptions& options) {
   auto solution = inverse(draw_latents(count, temperature, generator), options);
-  const auto& statuses = solution.report.statuses;
-  for (std::size_t i = 0; i < statuses.size(); ++i) {
-    if (!is_converged(statuses[i])) solution.x[static_cast<int64_t>(i)].fill_(std::numeric_limits<double>::quiet_NaN());
+  if (solution.report.usable() || count == 0) return solution;
+  const auto lost = at::zeros({count, 1, 1, 1}, at::kFloat);
+  for (int64_t i = 0; i < count; ++i) {
+    if (!is_converged(solution.report.statuses[static_cast<std::size_t>(i)])) lost[i].fill_(std::numeric_limits<float>::quiet_NaN());
   }
+  solution.x = solution.x + lost.to(solution.x.options());  // added: gradients find out, too
   return solution;
 }
 

@@ -193,7 +193,8 @@ class FlowImpl : public BijectionImpl {
   LogProb log_prob(const at::Tensor& x, const LogDetOptions& options);
 
   /// x of latents drawn from the prior with its standard deviations multiplied by `temperature`. A sample that the solver did not find is
-  /// NaN throughout, and the report says so. The same seed draws the same latents on every device.
+  /// NaN throughout, and the report says so. The same seed draws the same latents on every device. Differentiable as `inverse` is, in the
+  /// weights of the prior, too.
   Solution sample(int64_t count, double temperature, int64_t seed, const SolverOptions& options);
   Solution sample(int64_t count, double temperature, int64_t seed) { return sample(count, temperature, seed, AndersonOptions{}); }
   /// The next ones of a generator on the CPU: drawn in parts of any size they are those that one call with its seed draws.
@@ -213,6 +214,9 @@ class FlowImpl : public BijectionImpl {
 
   int64_t dimensions() const { return options_.channels * options_.height * options_.width; }
   const FlowOptions& options() const { return options_; }
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "prior_mean" ? mean_ : log_deviation_) = tensor; }
 
  private:
   struct Scale {

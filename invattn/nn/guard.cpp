@@ -32,8 +32,10 @@ Guard::Guard(torch::nn::Module& network, const GuardOptions& options) : options_
     blocks_.push_back(block);
     if (block->branch().policy() != Policy::kGuarded) continue;
     const double constant = block->branch().constant();
-    require(constant > 0 && constant < 1, "Guard", "expected a guarded branch with a constant between 0 and 1, got ", constant,
-            " of: ", block->branch().describe(), ". Its constant() says what the branch is held under.");
+    if (!(constant > 0 && constant < 1)) {
+      fail(ErrorKind::kUsage, "Guard", "expected a guarded branch with a constant between 0 and 1, got ", constant,
+           " of: ", block->branch().describe(), ". Its constant() says what the branch is held under.");
+    }
     guarded_.push_back({block, constant, LocalConstantPenalty(std::min(options_.target, constant), options_.iterations)});
     block->record(true);
   }

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "invattn/core/error.h"
 
@@ -24,7 +26,8 @@ thread_local bool second_time = false;
 
 /// A part and what it drew. A part that recomputes parts of its own shares its draws with them.
 struct Work : torch::CustomClassHolder {
-  Work(Bijection chosen_part, const LogDetOptions& chosen) : part_(std::move(chosen_part)), options_(chosen) {
+  Work(Bijection chosen_part, std::vector<std::string> names, const LogDetOptions& chosen)
+      : part_(std::move(chosen_part)), names_(std::move(names)), options_(chosen) {
     std::visit(
         [this](auto& estimator) {
           if constexpr (requires { estimator.draws; }) {
@@ -42,8 +45,28 @@ struct Work : torch::CustomClassHolder {
     return part_->forward_log_det(x, options_);
   }
 
+  /// Lends the part these weights where it has others by now (RebindableModule), and puts what it computes with into their place. Returns
+  /// what it had.
+  std::vector<std::pair<std::string, at::Tensor>> lend(variable_list& inputs) {
+    std::vector<std::pair<std::string, at::Tensor>> replaced;
+    const auto present = part_->named_parameters();
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      auto& weight = inputs[i + 1];
+      const auto& own = present[names_[i]];
+      if (own.is_same(weight)) continue;
+      weight = weight.detach().requires_grad_(weight.requires_grad());
+      rebind(*part_, names_[i], weight);
+      replaced.emplace_back(names_[i], own);
+    }
+    return replaced;
+  }
+  void take_back(const std::vector<std::pair<std::string, at::Tensor>>& replaced) {
+    for (const auto& [name, own] : replaced) rebind(*part_, name, own);
+  }
+
  private:
   Bijection part_;
+  std::vector<std::string> names_;  // of all its weights
   LogDetOptions options_;
   std::shared_ptr<LogDetDraws> draws_;  // none where nothing is drawn
   std::size_t first_ = 0;
@@ -67,7 +90,10 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
     const auto work = c10::static_intrusive_pointer_cast<Work>(context->saved_data["work"].toCapsule());
     at::AutoGradMode enable(true);
     inputs[0] = inputs[0].detach().requires_grad_(true);
-    const auto back = c10::make_scope_exit([before = std::exchange(second_time, true)]() noexcept { second_time = before; });
+    const auto back = c10::make_scope_exit([before = std::exchange(second_time, true), work, replaced = work->lend(inputs)]() noexcept {
+      second_time = before;
+      work->take_back(replaced);
+    });
     const auto [y, log_det] = work->compute(inputs[0]);
     variable_list outputs;
     variable_list seeds;
@@ -76,9 +102,17 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
       outputs.push_back(output);
       seeds.push_back(seed);
     }
-    variable_list gradients(inputs.size());
-    if (!outputs.empty()) gradients = torch::autograd::grad(outputs, inputs, seeds, false, false, /*allow_unused=*/true);
-    gradients.insert(gradients.begin(), at::Tensor());  // for `work`, which is no tensor
+    variable_list gradients(inputs.size() + 1);  // the first is for `work`, which is no tensor
+    if (outputs.empty()) return gradients;
+    variable_list wanted;
+    for (const auto& input : inputs) {
+      if (input.requires_grad()) wanted.push_back(input);
+    }
+    const auto found = torch::autograd::grad(outputs, wanted, seeds, false, false, /*allow_unused=*/true);
+    auto next = found.begin();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].requires_grad()) gradients[i + 1] = *next++;
+    }
     return gradients;
   }
 };
@@ -89,13 +123,15 @@ bool recomputing() { return second_time; }
 
 std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options) {
   variable_list inputs{x};
-  for (const auto& parameter : part->parameters()) {
-    if (parameter.requires_grad()) inputs.push_back(parameter);
+  std::vector<std::string> names;
+  for (const auto& parameter : part->named_parameters()) {
+    names.push_back(parameter.key());
+    inputs.push_back(parameter.value());
   }
   const bool needs_graph = at::GradMode::is_enabled() &&
                            std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.requires_grad(); });
   if (!needs_graph) return part->forward_log_det(x, options);
-  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, options), at::TensorList(inputs));
+  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, std::move(names), options), at::TensorList(inputs));
   if (outputs.size() == 2) return {outputs[0], LogDet{.value = outputs[1], .standard_error = {}, .sign = {}}};
   return {outputs[0], LogDet{.value = outputs[1], .standard_error = outputs[2], .sign = outputs[3]}};
 }

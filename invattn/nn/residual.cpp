@@ -12,6 +12,7 @@
 #include "invattn/core/error.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/local_constant.h"
+#include "invattn/nn/implicit_gradient.h"
 #include "invattn/ops/full_precision.h"
 
 namespace invattn {
@@ -47,15 +48,20 @@ InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branc
   register_module("branch", branch_);
 }
 
+void InvertibleResidualImpl::require_batch(const at::Tensor& x) const {
+  require_samples(x, "InvertibleResidual");
+  if (branch_->takes_images()) require_images(x, "InvertibleResidual");
+}
+
 at::Tensor InvertibleResidualImpl::forward(const at::Tensor& x) {
-  require_images(x, "InvertibleResidual");
-  if (recording_) recorded_ = x.detach();
+  require_batch(x);
+  if (recorders_ > 0) recorded_ = x.detach();
   return x + branch_->forward(x);
 }
 
 std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  require_images(x, "InvertibleResidual");
-  if (recording_) recorded_ = x.detach();
+  require_batch(x);
+  if (recorders_ > 0) recorded_ = x.detach();
   // A log-determinant is made of derivatives in x, also where x is data.
   const auto point = at::GradMode::is_enabled() && !x.requires_grad() ? x.detach().requires_grad_(true) : x;
   const auto [value, vjp, power_sums] = branch_->forward_with_vjp(point);
@@ -73,10 +79,24 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
 }
 
 Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
-  require_images(y, "InvertibleResidual");
-  at::NoGradGuard no_grad;
+  require_batch(y);
   const FullPrecision precise;
-  const auto frozen = branch_->freeze(y);
+  const auto frozen = [&] {
+    const at::NoGradGuard no_grad;
+    return branch_->freeze(y.detach());
+  }();
+  auto solution = solution_of(y.detach(), frozen, options);
+  const auto weights = branch_->parameters();
+  const auto wanted = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
+  if (at::GradMode::is_enabled() && (y.requires_grad() || std::any_of(weights.begin(), weights.end(), wanted))) {
+    const auto point = implicit_point(solution.x);
+    solution.x = with_implicit_gradient(solution, {y - branch_->forward(point), frozen.linearize(point), weights}, options);
+  }
+  return solution;
+}
+
+Solution InvertibleResidualImpl::solution_of(const at::Tensor& y, const FrozenBranch& frozen, const SolverOptions& options) {
+  const at::NoGradGuard no_grad;
   const ResidualProblem problem{frozen.value,
                                 [&frozen](const at::Tensor& x) {
                                   const std::shared_ptr<Linearization> at_x = frozen.linearize(x);
@@ -110,8 +130,8 @@ void InvertibleResidualImpl::certify(Certificate certificate) {
 }
 
 void InvertibleResidualImpl::record(bool on) {
-  recording_ = on;
-  recorded_ = at::Tensor();
+  recorders_ += on ? 1 : -1;
+  if (recorders_ == 0) recorded_ = at::Tensor();
 }
 
 std::string InvertibleResidualImpl::describe() const {

@@ -47,15 +47,17 @@ class InvertibleResidualImpl : public BijectionImpl {
   /// The measured certificate as it was given, also if the weights have changed since; its basis is `nothing` if there never was one.
   const Certificate& measured() const { return measured_; }
 
-  /// While recording, the x of the last forward pass, detached, is kept for the Guard.
+  /// While recording, the x of the last forward pass, detached, is kept for the Guard. Ends when every caller that began it has ended it.
   void record(bool on);
   const at::Tensor& recorded() const { return recorded_; }
 
  private:
+  void require_batch(const at::Tensor& x) const;
+  Solution solution_of(const at::Tensor& y, const FrozenBranch& frozen, const SolverOptions& options);  // without gradients
   std::string digest() const;
   std::shared_ptr<BranchImpl> branch_;
   Certificate measured_;
-  bool recording_ = false;
+  int64_t recorders_ = 0;
   at::Tensor recorded_;
 };
 TORCH_MODULE(InvertibleResidual);

@@ -18,6 +18,7 @@
 #include "invattn/core/range.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/nn/rebindable.h"
 #include "invattn/nn/weight_budget.h"
 
 namespace invattn {
@@ -36,7 +37,7 @@ at::Tensor new_kernel(int64_t inputs, int64_t outputs, int64_t size) {
 }  // namespace
 
 /// torch's own counts batches, too, which is a launch per layer for a number that nobody reads.
-class ResNetImpl::BatchNorm : public torch::nn::Module {
+class ResNetImpl::BatchNorm : public RebindableModule {
  public:
   BatchNorm(int64_t channels, double eps) : eps_(eps) {
     weight_ = register_parameter("weight", new_weights({channels}).fill_(1));
@@ -49,13 +50,16 @@ class ResNetImpl::BatchNorm : public torch::nn::Module {
     return at::batch_norm(x, weight_, bias_, mean_, variance_, is_training(), kMomentum, eps_, /*cudnn_enabled=*/true);
   }
 
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "weight" ? weight_ : bias_) = tensor; }
+
  private:
   double eps_;
   at::Tensor weight_, bias_, mean_, variance_;
 };
 
 /// A convolution without bias, under a name that its weight shares with torchvision's.
-class ResNetImpl::Kernel : public torch::nn::Module {
+class ResNetImpl::Kernel : public RebindableModule {
  public:
   Kernel(int64_t inputs, int64_t outputs, int64_t size, int64_t stride) : stride_(stride), padding_(size / 2) {
     weight_ = register_parameter("weight", new_kernel(inputs, outputs, size));
@@ -63,13 +67,16 @@ class ResNetImpl::Kernel : public torch::nn::Module {
 
   at::Tensor operator()(const at::Tensor& x) const { return at::conv2d(x, weight_, {}, stride_, padding_); }
 
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { weight_ = tensor; }
+
  private:
   int64_t stride_, padding_;
   at::Tensor weight_;
 };
 
 /// A place for `fc`.
-class ResNetImpl::Linear : public torch::nn::Module {
+class ResNetImpl::Linear : public RebindableModule {
  public:
   Linear(int64_t inputs, int64_t outputs) {
     const double width = 1 / std::sqrt(static_cast<double>(inputs));
@@ -78,6 +85,9 @@ class ResNetImpl::Linear : public torch::nn::Module {
   }
 
   at::Tensor weight, bias;
+
+ protected:
+  void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "weight" ? weight : bias) = tensor; }
 };
 
 class ResNetImpl::Bottleneck : public torch::nn::Module {

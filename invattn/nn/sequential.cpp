@@ -1,6 +1,7 @@
 #include "invattn/nn/sequential.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <ostream>
 #include <string>
@@ -41,14 +42,14 @@ void SequentialImpl::push_back(Bijection part) {
 }
 
 at::Tensor SequentialImpl::forward(const at::Tensor& x) {
-  require_images(x, "Sequential");
+  require_samples(x, "Sequential");
   auto y = x;
   for (const auto& part : parts_) y = part->forward(y);
   return y;
 }
 
 std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  require_images(x, "Sequential");
+  require_samples(x, "Sequential");
   auto y = x;
   if (parts_.empty()) return {y, exact_log_det(at::zeros({x.size(0)}, x.options()), options)};
   std::vector<LogDet> determinants;
@@ -62,8 +63,8 @@ std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& 
 }
 
 Solution SequentialImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
-  require_images(y, "Sequential");
-  auto x = y.detach();
+  require_samples(y, "Sequential");
+  auto x = at::GradMode::is_enabled() ? y : y.detach();
   std::vector<InverseReport> reports;
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
     auto solution = (*part)->inverse(x, options);

@@ -40,7 +40,6 @@ Solution SqueezeImpl::inverse(const at::Tensor& y, const SolverOptions& /*option
   require_images(y, "Squeeze");
   const auto block = options_.factor * options_.factor;
   require(y.size(1) % block == 0, "Squeeze", "expected a number of channels divisible by ", block, ", got ", y.size(1), ".");
-  at::NoGradGuard no_grad;
   const auto f = options_.factor;
   const auto [batch, channels, height, width] = std::tuple(y.size(0), y.size(1) / block, y.size(2), y.size(3));
   const auto x =

@@ -28,6 +28,8 @@ class SqueezeImpl : public BijectionImpl {
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
 
+  const SqueezeOptions& options() const { return options_; }
+
  private:
   SqueezeOptions options_;
 };

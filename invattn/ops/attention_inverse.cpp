@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "invattn/core/stop_request.h"
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/solver.h"
@@ -78,8 +79,10 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
     using T = decltype(type);
     if (!kernels::cpu::solver_covers<T>(problem, channels, rules)) return false;
     const auto report = prepare();
-    kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), rules, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
-                           torch_threads());
+    if (!kernels::cpu::solve<T>(problem, channels, pointers<T>(weights), rules, input.const_data_ptr<T>(), result.x.data_ptr<T>(), report,
+                                torch_threads())) {
+      throw Stopped();  // not asked again: whoever asked may have taken it back by now
+    }
     unpack();
     return true;
   };

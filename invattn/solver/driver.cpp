@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/stop_request.h"
 
 namespace invattn {
 namespace {
@@ -89,6 +90,7 @@ at::Tensor Evaluator::unflatten(const at::Tensor& rows) const {
 at::Tensor Evaluator::checked(const at::Tensor& result, const at::Tensor& argument, const char* what) {
   require(result.defined() && alike(result, argument), "solver", "expected ", what, " to return a tensor like its argument, ",
           describe(argument), ", got ", describe(result), ".");
+  end_where_requested();
   ++evaluations_;
   sample_evaluations_ += argument.size(0);
   return to_rows(result);
@@ -132,6 +134,7 @@ std::optional<Solution> run_engine(const ResidualProblem& problem, const at::Ten
   const auto started = Clock::now();
   auto run = problem.engine(y.detach(), rules.iteration);
   if (!run) return std::nullopt;
+  end_where_requested();
   InverseReport report = rules.new_report(y.size(0));
   report.residual = std::move(run->residual);
   report.iterations = std::move(run->iterations);

@@ -11,7 +11,7 @@ namespace invattn {
 
 /// `auto [x, report] = solve(...)`
 struct Solution {
-  at::Tensor x;          ///< (B, ...) like y, contiguous, detached: the best iterate of each sample
+  at::Tensor x;          ///< (B, ...) like y: the best iterate of each sample
   InverseReport report;  ///< how far each of them is to be believed
 };
 

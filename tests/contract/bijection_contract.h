@@ -27,14 +27,18 @@ struct BijectionCase {
   std::vector<int64_t> shape;       // of one small input, (B, C, H, W)
   double promised_constant = 0;     // of the branch of a residual block; 0: none is promised
   std::function<at::Tensor(const at::Tensor&)> domain = [](const at::Tensor& t) { return t; };  // any numbers -> possible inputs
+  bool takes_images = true;                                                                     // only
 
   friend void PrintTo(const BijectionCase& self, std::ostream* out) { *out << self.name; }
 };
 
+/// The same numbers in every run, others with --gtest_random_seed=N.
+inline uint64_t of_run(uint64_t seed) { return seed + 1000 * static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)); }
+
 class BijectionContract : public ::testing::TestWithParam<BijectionCase> {
  protected:
   void SetUp() override {
-    at::manual_seed(7);
+    at::manual_seed(static_cast<int64_t>(of_run(7)));
     model_ = GetParam().make();
     model_->forward(input(at::kFloat, 99));  // a data-dependent start happens here
     model_->eval();
@@ -45,7 +49,25 @@ class BijectionContract : public ::testing::TestWithParam<BijectionCase> {
     return model_;
   }
 
-  at::Tensor input(at::ScalarType type, uint64_t seed = 1) const { return GetParam().domain(random(GetParam().shape, seed, type) * 0.5); }
+  at::Tensor input(at::ScalarType type, uint64_t seed = 1) const {
+    return GetParam().domain(random(GetParam().shape, of_run(seed), type) * 0.5);
+  }
+
+  /// y of a possible input, a leaf.
+  at::Tensor image(at::ScalarType type) const {
+    const at::NoGradGuard no_grad;
+    return model_->forward(input(type)).detach();
+  }
+
+  /// (x * seed).sum() for the x of y.
+  at::Tensor pulled(const at::Tensor& y, const at::Tensor& seed, const SolverOptions& options = kTight) {
+    const auto x = model_->inverse(y, options).x;
+    return (x * seed.to(x.options())).sum();
+  }
+
+  bool has_solver() { return model_->inverse(image(at::kFloat)).report.statuses[0] != SampleStatus::kExact; }
+
+  static inline const SolverOptions kTight = AndersonOptions{.tolerance = 1e-12};
 
   Bijection model_;
 };
@@ -70,8 +92,11 @@ TEST_P(BijectionContract, EmptyBatch) {
   EXPECT_EQ(y.size(0), 0);
   const auto [same, log_det] = model_->forward_log_det(none, ExactLogDet{});
   EXPECT_EQ(log_det.value.sizes(), (at::IntArrayRef{0}));
-  const auto [x, report] = model_->inverse(y, AndersonOptions{});
+  const auto leaf = y.detach().requires_grad_(true);
+  const auto [x, report] = model_->inverse(leaf, AndersonOptions{});
   EXPECT_EQ(x.sizes(), none.sizes());
+  x.sum().backward();
+  EXPECT_EQ(leaf.grad().sizes(), leaf.sizes());
 }
 
 TEST_P(BijectionContract, SamplesDoNotSeeEachOther) {
@@ -103,7 +128,6 @@ TEST_P(BijectionContract, RoundTripsWithEverySolver) {
     const auto [x, report] = model_->inverse(model_->forward(x32), options);
     EXPECT_TRUE(report.usable()) << report.full();
     EXPECT_LT(relative_difference(x, x32), 1e-5) << report.brief();
-    EXPECT_FALSE(x.requires_grad());
   }
   const auto model = in_double();
   const auto x64 = input(at::kDouble);
@@ -177,6 +201,108 @@ TEST_P(BijectionContract, SecondGradientsEqualFiniteDifferences) {
     const double numerical = directional_difference(value, start, change, 1e-4).item<double>();
     value(start);
     EXPECT_NEAR(exact, numerical, 1e-4 * std::max(1.0, std::abs(numerical))) << item.key();
+  }
+}
+
+TEST_P(BijectionContract, WithoutGradientsAnInverseRecordsNothing) {
+  const auto y = image(at::kFloat).requires_grad_(true);
+  EXPECT_TRUE(model_->inverse(y).x.requires_grad());
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(model_->inverse(y).x.requires_grad());
+}
+
+TEST_P(BijectionContract, GradientOfTheInverseEqualsFiniteDifferences) {
+  in_double();
+  const auto y = image(at::kDouble);
+  const auto seed = random(GetParam().shape, of_run(4));
+  const auto direction = random(y.sizes(), of_run(3));
+  const auto leaf = y.clone().requires_grad_(true);
+  const auto exact = (gradient(pulled(leaf, seed), leaf) * direction).sum().item<double>();
+  const double numerical = directional_difference([&](const at::Tensor& t) { return pulled(t, seed); }, y, direction, 1e-4).item<double>();
+  EXPECT_NEAR(exact, numerical, 1e-6 * std::max(1.0, std::abs(numerical)));
+
+  for (const auto& item : model_->named_parameters()) {
+    auto parameter = item.value();
+    const auto change = random(parameter.sizes(), of_run(5));
+    const auto in_weight = (gradient(pulled(y, seed), parameter) * change).sum().item<double>();
+    const auto start = parameter.detach().clone();
+    const auto value = [&](const at::Tensor& t) {
+      at::NoGradGuard no_grad;
+      parameter.copy_(t);
+      return pulled(y, seed);
+    };
+    const double slope = directional_difference(value, start, change, 1e-4).item<double>();
+    value(start);
+    EXPECT_NEAR(in_weight, slope, 2e-5 * std::max(1.0, std::abs(slope))) << item.key();
+  }
+}
+
+TEST_P(BijectionContract, GradientOfTheInverseIsTheInverseOfTheJacobian) {
+  const auto seed = random(GetParam().shape, of_run(4));
+  const auto gradient_by = [&](const SolverOptions& options, at::ScalarType type) {
+    model_->to(type);
+    const auto leaf = image(type).requires_grad_(true);
+    return gradient(pulled(leaf, seed, options), leaf).flatten(1).to(at::kDouble);
+  };
+  in_double();
+  const auto leaf = image(at::kDouble);
+  const auto x = model_->inverse(leaf, kTight).x.detach();
+  const auto linearization = autograd_linearization([&](const at::Tensor& t) { return model_->forward(t).reshape(t.sizes()); }, x);
+  const auto jacobian = dense_jacobian(*linearization, x);  // of the forward map
+  const auto expected = at::linalg_solve(jacobian.transpose(1, 2), seed.flatten(1).unsqueeze(2)).squeeze(2);
+  for (const SolverOptions& options :
+       {SolverOptions(FixedPointOptions{.tolerance = 1e-12}), kTight, SolverOptions(NewtonKrylovOptions{.tolerance = 1e-12})}) {
+    EXPECT_LT(relative_difference(gradient_by(options, at::kDouble), expected), 1e-9) << method_name(options);
+  }
+  EXPECT_LT(relative_difference(gradient_by(AndersonOptions{}, at::kFloat), expected), 1e-3);
+}
+
+TEST_P(BijectionContract, SecondDerivativesOfTheInverseAreRefused) {
+  if (!has_solver()) return;
+  in_double();
+  const auto leaf = image(at::kDouble).requires_grad_(true);
+  std::vector<at::Tensor> sources = model_->parameters();
+  sources.push_back(leaf);
+  const auto refused = [&](const at::Tensor& first) {
+    ASSERT_TRUE(first.requires_grad());  // else nobody would ask
+    try {
+      gradients(first.sum(), sources);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(error.what()).find("at most one derivative"), std::string::npos) << error.what();
+    }
+  };
+  refused(gradient(model_->inverse(leaf).x.sum(), leaf, /*create_graph=*/true));
+  refused(gradient(model_->inverse(leaf).x.square().sum(), leaf, /*create_graph=*/true));
+}
+
+TEST_P(BijectionContract, ASampleOfNaNHasAGradientOfNaNForItselfAlone) {
+  const bool solved = has_solver();
+  const bool is_block = dynamic_cast<InvertibleResidualImpl*>(model_.get()) != nullptr;
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    model_->to(type);
+    const auto seed = random(GetParam().shape, of_run(4), type);
+    const double tolerance = type == at::kFloat ? 1e-3 : 1e-9;
+    for (const bool fast : {false, true}) {  // an engine, where there is one
+      const SolverOptions options = fast ? SolverOptions(AndersonOptions{.tolerance = type == at::kFloat ? 1e-6 : 1e-12})
+                                         : SolverOptions(NewtonKrylovOptions{.tolerance = type == at::kFloat ? 1e-6 : 1e-12});
+      const auto whole = image(type).requires_grad_(true);
+      const auto expected = gradient(pulled(whole, seed, options), whole);
+      auto broken = whole.detach().clone();
+      broken[0].flatten()[0].fill_(std::numeric_limits<double>::quiet_NaN());
+      broken.requires_grad_(true);
+      const auto actual = gradient(pulled(broken, seed, options), broken);
+      EXPECT_LT(relative_difference(actual.slice(0, 1), expected.slice(0, 1)), tolerance);
+      if (solved) EXPECT_TRUE(actual[0].isnan().all().item<bool>());
+      if (!is_block) continue;
+      // Left out of the loss it is left out of the gradients.
+      const auto x = model_->inverse(broken, options).x;
+      const auto of_rest = gradients((x * seed).slice(0, 1).sum(), model_->parameters());
+      const auto of_others =
+          gradients((model_->inverse(whole.detach().slice(0, 1), options).x * seed.slice(0, 1)).sum(), model_->parameters());
+      for (std::size_t i = 0; i < of_rest.size(); ++i) EXPECT_LT(relative_difference(of_rest[i], of_others[i]), tolerance);
+    }
   }
 }
 
@@ -292,7 +418,8 @@ TEST_P(BijectionContract, BadInputIsNamed) {
     }
   };
   usage_error({});
-  usage_error(at::zeros({3, 4}));
+  usage_error(at::zeros({3}));
+  if (GetParam().takes_images) usage_error(at::zeros({3, 4}));
   usage_error(at::zeros(GetParam().shape, at::kInt));
   usage_error(at::zeros(GetParam().shape, at::kHalf));
 }

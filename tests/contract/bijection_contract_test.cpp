@@ -102,7 +102,7 @@ std::vector<BijectionCase> other_cases() {
       {"convolution_elu", [convolution] { return convolution(Activation::kElu); }, {2, 2, 3, 4}, 0.9},
       {"convolution_lipswish", [convolution] { return convolution(Activation::kLipSwish); }, {2, 2, 3, 4}, 0.9},
       {"convolution_clipswish", [convolution] { return convolution(Activation::kCLipSwish); }, {2, 2, 3, 4}, 0.9},
-      {"sequential_empty", [] { return std::make_shared<SequentialImpl>(); }, {2, 1, 2, 2}},
+      {.name = "sequential_empty", .make = [] { return std::make_shared<SequentialImpl>(); }, .shape = {2, 1, 2, 2}, .takes_images = false},
       {"sequential",
        [convolution] {
          auto chain = std::make_shared<SequentialImpl>();

@@ -28,6 +28,8 @@ namespace {
 using testing::max_difference;
 using testing::random;
 
+uint64_t of_run(uint64_t seed) { return seed + 1000 * static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)); }
+
 /// Two scales of 1 x 4 x 4 images, small enough for full Jacobians.
 FlowOptions small() {
   return {.channels = 1,
@@ -326,12 +328,118 @@ TEST(Flow, LatentsDoNotDependOnHowManyAreDrawnAtATime) {
   }
 }
 
+/// Whole flows at a tiny size, in float64: every preset, and the presets of attention for each of its kinds.
+std::vector<std::pair<std::string, FlowOptions>> tiny_flows() {
+  std::vector<std::pair<std::string, FlowOptions>> result;
+  for (const auto& [preset, name] : EnumNames<FlowPreset>::kNames) {
+    auto options = flow_preset(preset);
+    if (preset == FlowPreset::kPlane) {
+      options.blocks = {2};
+    } else {
+      options.channels = options.squeeze ? 1 : 2;
+      options.height = options.width = 4;
+      options.blocks = {1, 1};
+      options.attention_blocks.resize(std::min<std::size_t>(options.attention_blocks.size(), 2));
+    }
+    result.emplace_back(name, options);
+  }
+  for (const auto& [kind, kind_name] : EnumNames<FlowAttention>::kNames) {
+    if (kind == FlowAttention::kNone) continue;
+    for (const auto preset :
+         {AttentionPreset::kGuarded, AttentionPreset::kStrict, AttentionPreset::kPaper, AttentionPreset::kPublishedCode}) {
+      auto options = small();
+      options.pixels = PixelTransform::kLogit;
+      options.blocks = {1, 1};
+      options.attention = kind;
+      options.attention_preset = preset;
+      options.attention_blocks = {1, 1};
+      options.dense_blocks = 1;
+      options.dense_hidden = 5;
+      result.emplace_back(std::string(kind_name) + ", " + std::string(to_string(preset)), options);
+    }
+  }
+  for (auto& [name, options] : result) {
+    options.hidden = 5;
+    options.tolerance = 1e-10;
+  }
+  return result;
+}
+
+/// Weights off their start, small enough for an inverse.
+Flow started_in_double(const FlowOptions& options) {
+  at::manual_seed(static_cast<int64_t>(of_run(1)));
+  Flow flow(options);
+  const auto shape = std::vector<int64_t>{16, options.channels, options.height, options.width};
+  const auto data = random(shape, of_run(50), at::kFloat);
+  flow->forward(options.pixels == PixelTransform::kNone ? data : 256 * at::sigmoid(data));
+  flow->eval();
+  flow->to(at::kDouble);
+  const at::NoGradGuard no_grad;
+  for (const auto& item : flow->named_parameters()) {
+    const bool of_attention = item.key().find("branch.") != std::string::npos && item.key().find("branch.weight") == std::string::npos &&
+                              item.key().find("branch.bias") == std::string::npos && item.key().find("branch.beta") == std::string::npos;
+    if (of_attention) item.value().add_(0.1 * at::randn_like(item.value())).mul_(0.4);
+    if (item.key().starts_with("prior_")) item.value().add_(0.2 * at::randn_like(item.value()));
+  }
+  return flow;
+}
+
+TEST(Flow, SamplesHaveGradientsInEveryWeightThePriorsAmongThem) {
+  const SolverOptions tight = AndersonOptions{.tolerance = 1e-12};
+  for (const auto& [name, options] : tiny_flows()) {
+    SCOPED_TRACE(name);
+    auto flow = started_in_double(options);
+    const auto seed = random({3, options.channels, options.height, options.width}, of_run(4));
+    const auto loss = [&] {
+      const auto [x, report] = flow->sample(3, 0.7, 5, tight);
+      EXPECT_TRUE(report.usable()) << report.full();
+      return (x * seed).sum();
+    };
+    const auto parameters = flow->named_parameters();
+    std::vector<at::Tensor> weights;
+    for (const auto& item : parameters) weights.push_back(item.value());
+    const auto exact = testing::gradients(loss(), weights);
+    double of_prior = 0;
+    std::size_t i = 0;
+    for (const auto& item : parameters) {
+      auto parameter = item.value();
+      const auto start = parameter.detach().clone();
+      const auto change = random(parameter.sizes(), of_run(5));
+      const auto value = [&](const at::Tensor& t) {
+        at::NoGradGuard no_grad;
+        parameter.copy_(t);
+        return loss();
+      };
+      const double slope = testing::directional_difference(value, start, change, 1e-4).item<double>();
+      value(start);
+      const double found = (exact[i++] * change).sum().item<double>();
+      EXPECT_NEAR(found, slope, 2e-5 * std::max(1.0, std::abs(slope))) << item.key();
+      if (item.key().starts_with("prior_")) of_prior += std::abs(found);
+    }
+    EXPECT_EQ(of_prior > 0, options.prior == FlowPrior::kLearned);
+
+    // In the latents.
+    const auto z = flow->draw_latents(3, 0.7, 5).detach().requires_grad_(true);
+    const auto direction = random(z.sizes(), of_run(6));
+    const auto of_latents = (testing::gradient((flow->inverse(z, tight).x * seed).sum(), z) * direction).sum().item<double>();
+    const double slope = testing::directional_difference([&](const at::Tensor& t) { return (flow->inverse(t, tight).x * seed).sum(); },
+                                                         z.detach(), direction, 1e-4)
+                             .item<double>();
+    EXPECT_NEAR(of_latents, slope, 1e-5 * std::max(1.0, std::abs(slope)));
+  }
+}
+
 TEST(Flow, ASampleThatWasNotFoundIsNotANumber) {
   auto flow = started(small());
   const FixedPointOptions hopeless{.tolerance = 1e-7, .max_iterations = 1};
   const auto [x, report] = flow->sample(3, 1, 1, hopeless);
   EXPECT_FALSE(report.usable());
   EXPECT_TRUE(x.isnan().all().item<bool>());
+  EXPECT_TRUE(testing::gradient(x.sum(), flow->named_parameters()["prior_mean"]).isnan().all().item<bool>());
+  EXPECT_FALSE([&] {
+    const at::NoGradGuard no_grad;
+    return flow->sample(3, 1, 1).x.requires_grad();
+  }());
   auto strict = hopeless;
   strict.on_failure = OnFailure::kThrow;
   EXPECT_THROW(flow->sample(3, 1, 1, strict), Error);

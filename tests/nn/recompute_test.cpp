@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,40 @@ TEST(Recompute, TheSameValueAndGradients) {
     const auto of_saving = gradients(actual.value.sum(), saving->parameters());
     for (std::size_t i = 0; i < of_plain.size(); ++i) EXPECT_LT(relative_difference(of_saving[i], of_plain[i]), 1e-9);
   }
+}
+
+// As a functional call does: other weights for a while, and the backward pass when they are gone.
+TEST(Recompute, WeightsThatWereReplacedInBetweenAreThoseOfTheForwardPass) {
+  const auto options = SeriesLogDet{.terms = 5, .seed = 3};
+  auto plain = flow(false);
+  auto saving = flow(true);
+  std::vector<std::vector<at::Tensor>> weights;
+  std::vector<at::Tensor> values;
+  for (auto* of : {&plain, &saving}) {
+    std::vector<std::pair<std::string, at::Tensor>> own;
+    std::vector<at::Tensor> others;
+    for (const auto& item : (*of)->named_parameters()) {
+      own.emplace_back(item.key(), item.value());
+      const auto other = (0.9 * item.value().detach()).requires_grad_(others.size() % 3 != 2);
+      // A leaf, something with a graph, something without gradients.
+      rebind(**of, item.key(), others.size() % 3 == 1 ? other * 1 : other);
+      others.push_back(other);
+    }
+    values.push_back((*of)->log_prob(images(), options).value.sum());
+    for (const auto& [name, tensor] : own) rebind(**of, name, tensor);
+    std::erase_if(others, [](const at::Tensor& other) { return !other.requires_grad(); });
+    weights.push_back(others);
+  }
+  const auto expected = gradients(values[0], weights[0]);
+  const auto actual = gradients(values[1], weights[1]);
+  std::size_t some = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_LT(relative_difference(actual[i], expected[i]), 1e-9) << i;
+    some += expected[i].abs().max().item<double>() > 0 ? 1 : 0;
+  }
+  EXPECT_GT(2 * some, expected.size());  // attention starts with W_L = 0, through which nothing flows
+  // And the module has those of the present again.
+  EXPECT_LT(relative_difference(saving->log_prob(images(), options).value, plain->log_prob(images(), options).value), 1e-12);
 }
 
 // What follows its batches is moved by the first computation alone, or the second would be of another flow.

@@ -28,6 +28,7 @@
 #if HWY_ONCE
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -35,6 +36,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "invattn/core/stop_request.h"
 #include "invattn/kernels/cpu/attention_samples.h"
 
 namespace invattn::kernels::cpu {
@@ -242,7 +244,8 @@ class SampleSolver {
     if (problem.score == Score::kSum) order_ = arena.take<int32_t>(2 * problem.positions);
   }
 
-  void solve(const T* y, T* x, double& residual, int32_t& iterations, SampleStatus& status) {
+  /// False where it was asked to stop.
+  bool solve(const T* y, T* x, double& residual, int32_t& iterations, SampleStatus& status) {
     const auto finish = [&](SampleStatus how, const T* from, double best, int32_t steps) {
       if (by_position_ && from != y) {
         turn(from, problem_.positions, channels_, x);
@@ -252,6 +255,7 @@ class SampleSolver {
       residual = best;
       iterations = steps;
       status = how;
+      return true;
     };
     const double squares = sum_of_squares(y, sizes_.entries);
     // What is not finite in y never becomes so. (Squares may also overflow.)
@@ -275,6 +279,7 @@ class SampleSolver {
     std::copy_n(y_, sizes_.entries, current.x);
     Point<T> best, previous;
     for (int64_t iteration = 0;; ++iteration) {
+      if (stop_requested()) return false;
       evaluate(current, iteration > 0 && sizes_.memory > 0 ? &previous : nullptr);
       // A start whose residual is not finite stays the best iterate until a finite one comes.
       if (iteration == 0) {
@@ -450,7 +455,7 @@ bool solver_covers(const AttentionProblem& problem, int64_t channels, const Iter
 }
 
 template <class T>
-void solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const IterationRules& rules, const T* y,
+bool solve(const AttentionProblem& problem, int64_t channels, const BranchWeights<T>& weights, const IterationRules& rules, const T* y,
            T* x, const SolverReport& report, const ParallelFor& parallel) {
   const Branch<T> branch(problem, channels, weights);
   const int64_t entries = channels * problem.positions;
@@ -459,20 +464,22 @@ void solve(const AttentionProblem& problem, int64_t channels, const BranchWeight
     // elu has a sum of its own to take off.
     if (problem.score == Score::kSum && problem.response != Response::kElu && entries > 0) by_position.emplace(problem, channels, branch);
   }
+  std::atomic<bool> stopped{false};
   for_each(parallel, problem.batch, 1, [&](int64_t begin, int64_t end) {
     static thread_local Arena arena, scratch;
     SampleSolver<T> solver(problem, channels, branch, by_position ? &*by_position : nullptr, rules, arena, scratch);
-    for (int64_t b = begin; b < end; ++b) {
-      solver.solve(y + b * entries, x + b * entries, report.residual[b], report.iterations[b], report.status[b]);
+    for (int64_t b = begin; b < end && !stopped; ++b) {
+      if (!solver.solve(y + b * entries, x + b * entries, report.residual[b], report.iterations[b], report.status[b])) stopped = true;
     }
   });
+  return !stopped;
 }
 
 template bool solver_covers<float>(const AttentionProblem&, int64_t, const IterationRules&);
 template bool solver_covers<double>(const AttentionProblem&, int64_t, const IterationRules&);
-template void solve<float>(const AttentionProblem&, int64_t, const BranchWeights<float>&, const IterationRules&, const float*, float*,
+template bool solve<float>(const AttentionProblem&, int64_t, const BranchWeights<float>&, const IterationRules&, const float*, float*,
                            const SolverReport&, const ParallelFor&);
-template void solve<double>(const AttentionProblem&, int64_t, const BranchWeights<double>&, const IterationRules&, const double*, double*,
+template bool solve<double>(const AttentionProblem&, int64_t, const BranchWeights<double>&, const IterationRules&, const double*, double*,
                             const SolverReport&, const ParallelFor&);
 
 }  // namespace invattn::kernels::cpu
