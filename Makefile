@@ -1,6 +1,6 @@
 # `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-cuda faults inverses bench doctor format lint install clean distclean
+.PHONY: help setup build demo test python test-cuda faults inverses bench doctor format lint install clean distclean
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -25,11 +25,16 @@ demo: build ## train the four kinds of attention on synthetic images, invert the
 doctor: build ## what this build and machine can do, and what is missing
 	@build/invattn doctor
 
-test: ## build and run every test that needs no GPU
+test: ## build and run every test that needs no GPU, those of the Python package among them
 	@scripts/setup --test
 	@$(CONFIGURE) -DINVATTN_BENCH=OFF >/dev/null
 	@$(BUILD)
 	@ctest --preset release --parallel $(JOBS)
+	@scripts/python_package
+
+python: ## build the wheel of the Python package, build/wheel/, install it into .venv and run its tests
+	@scripts/setup --test
+	@scripts/python_package
 
 test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitizer, and the kernels' times
 	@scripts/setup --test

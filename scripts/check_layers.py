@@ -43,7 +43,7 @@ PUBLIC = re.compile(r"^([a-z_]+|(ATen|c10|torch)/.*)$")
 # Including this one gives all of the public face: it, and what it includes, directly or not, is installed; all other headers are internal.
 UMBRELLA = "invattn/invattn.h"
 
-SOURCE_ROOTS = ("invattn", "apps", "tests", "bench", "examples")
+SOURCE_ROOTS = ("invattn", "apps", "tests", "bench", "examples", "python")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 

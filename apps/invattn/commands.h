@@ -14,6 +14,12 @@
 
 namespace invattn::tool {
 
+/// Whether this is the tool of the Python package, which has the subcommands alone that need neither images nor configurations.
+constexpr bool kSlim = INVATTN_SLIM_TOOL;
+
+/// What makes a tool or a package of another kind than this one.
+constexpr const char* kBuildAgain = kSlim ? "`pip install .` in a clone" : "make clean build";
+
 /// Of options that are real numbers. Ranges of CLI11 let "nan" through, which is in none.
 CLI::Validator positive();
 CLI::Validator not_negative();

@@ -187,6 +187,7 @@ Facts gather() {
     facts.cuda_kernels = coverage_on(at::kCUDA);
     facts.cuda_flows = flow_coverage_on(at::kCUDA);
   }
+  if (kSlim) return facts;  // the rest is for those who build it
   const PythonEnvironment environment = python_of(facts.torch_library);
   facts.optional_tools = {
       system_tool("ccache", "makes repeated builds quick"),
@@ -217,7 +218,7 @@ Finding torch_finding(const Facts& facts) {
   Finding finding{.name = "torch", .value = facts.torch_at_run_time + " (built against " + facts.torch_at_build + ")", .required = true};
   if (release(facts.torch_at_run_time) != release(facts.torch_at_build)) {
     finding.status = Status::kMissing;
-    finding.remedy = std::string("run with torch ") + kTorchVersion + ", or build again: make clean build";
+    finding.remedy = std::string("run with torch ") + kTorchVersion + ", or build again: " + kBuildAgain;
   }
   return finding;
 }
@@ -261,8 +262,9 @@ Finding cuda_finding(const Facts& facts) {
   finding.value += gpu_present ? "" : "; no GPU is visible (" + facts.driver.problem + ")";
   if (!kBuiltWithCuda) {
     finding.status = Status::kNote;
-    finding.remedy = gpu_present ? "to use the GPU install a CUDA toolkit (nvcc) and build again: make clean build"
-                                 : "the CPU is used; with a GPU and a CUDA toolkit (nvcc) build again: make clean build";
+    finding.remedy = std::string(gpu_present ? "to use the GPU install a CUDA toolkit (nvcc) and build again: "
+                                             : "the CPU is used; with a GPU and a CUDA toolkit (nvcc) build again: ") +
+                     kBuildAgain;
   } else if (facts.gpus_in_torch == 0) {
     finding.status = Status::kNote;
     finding.remedy = gpu_present ? "torch cannot use the GPU; the driver may be older than torch's CUDA, see nvidia-smi"
@@ -303,7 +305,7 @@ Finding cuda_kernels_finding(const Facts& facts) {
     finding.remedy = "no GPU here can run them";
   } else {
     finding.remedy = facts.gpus_in_torch > 0
-                         ? "plain ATen operations are used on the GPU; install a CUDA toolkit (nvcc), then: make clean build"
+                         ? std::string("plain ATen operations are used on the GPU; install a CUDA toolkit (nvcc), then: ") + kBuildAgain
                          : "they need a GPU and a CUDA toolkit (nvcc)";
   }
   return finding;
@@ -315,7 +317,7 @@ Finding flow_kernels_finding(const Facts& facts) {
     finding.status = Status::kNote;
     finding.value = kBuiltWithCuda ? "built" : "not built";
     finding.remedy = std::string("flows train by plain convolutions; the kernels need a GPU of compute capability 9.0") +
-                     (kBuiltWithCuda ? "" : " and a CUDA toolkit (nvcc), then: make clean build");
+                     (kBuiltWithCuda ? std::string() : std::string(" and a CUDA toolkit (nvcc), then: ") + kBuildAgain);
     return finding;
   }
   std::vector<std::string> covered;

@@ -60,8 +60,9 @@ void check_subcommand(const CLI::App& tool, const std::vector<std::string_view>&
   for (; word != arguments.end() && !word->starts_with('-'); ++word) {
     const std::vector<std::string> names = subcommand_names(*command);
     if (names.empty()) return;
+    const std::string all = invattn::tool::kSlim ? " `make build` in a clone makes the tool with all subcommands." : "";
     invattn::require(std::find(names.begin(), names.end(), *word) != names.end(), "invattn", "expected the subcommand ",
-                     invattn::list_names(*word, names), ", got '", *word, "'. Run with --help to see what each does.");
+                     invattn::list_names(*word, names), ", got '", *word, "'. Run with --help to see what each does.", all);
     command = command->get_subcommand(std::string(*word));
   }
 }
@@ -161,13 +162,15 @@ int run(int argc, char** argv) {
     tool.set_version_flag("--version", std::string("invattn ") + invattn::kVersion + " (torch " + invattn::kTorchVersion +
                                            (invattn::kBuiltWithCuda ? ", CUDA)" : ", CPU only)"));
     tool.footer("Examples:\n");
-    invattn::tool::add_reconstruct(tool);
-    invattn::tool::add_density(tool);
-    invattn::tool::add_detect(tool);
-    invattn::tool::add_report(tool);
-    invattn::tool::add_metrics(tool);
+    if constexpr (!invattn::tool::kSlim) {
+      invattn::tool::add_reconstruct(tool);
+      invattn::tool::add_density(tool);
+      invattn::tool::add_detect(tool);
+      invattn::tool::add_report(tool);
+      invattn::tool::add_metrics(tool);
+    }
     invattn::tool::add_info(tool);
-    invattn::tool::add_bench(tool);
+    if constexpr (!invattn::tool::kSlim) invattn::tool::add_bench(tool);
     invattn::tool::add_doctor(tool);
     tool.footer(tool.get_footer() + kExitCodes);
     return parse_and_run(tool, argc, argv);

@@ -1,0 +1,20 @@
+"""The comparison with other code runs, on a small size: it checks by itself that all sides compute the same."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+COMPARE = pathlib.Path(__file__).resolve().parents[1] / "bench" / "compare.py"
+
+
+def test_compare():
+    pytest.importorskip("normflows")
+    pytest.importorskip("FrEIA")
+    command = [sys.executable, str(COMPARE), "--shape", "2x4x3x3", "--rounds", "1", "--threads", "1", "--no-compile"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "fails" not in done.stdout
+    assert done.stdout.count("| invattn, Python | 1.00x |") == 12
+    assert done.stdout.count("| FrEIA IResNetLayer |") == 12
