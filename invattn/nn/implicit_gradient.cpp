@@ -38,7 +38,7 @@ at::Tensor per_sample(const at::Tensor& values, const at::Tensor& like) {
 }
 
 at::Tensor is_found(const InverseReport& report) {  // (B) bool
-  const auto found = at::empty({report.batch()}, at::kBool);
+  auto found = at::empty({report.batch()}, at::kBool);
   for (int64_t i = 0; i < report.batch(); ++i) found[i] = is_converged(report.statuses[static_cast<std::size_t>(i)]);
   return found;
 }

@@ -178,7 +178,9 @@ TEST_P(Rebindable, AGraphGoesThrough) {
 }
 
 TEST_P(Rebindable, WhatDoesNotFitIsAUsageError) {
-  auto [module, twin] = twins();
+  const auto made = twins();
+  const auto& module = made.first;
+  const auto& twin = made.second;
   const auto first = module->named_parameters().front();
   const auto expected = GetParam().output(*twin);
   const auto refused = [&](const std::string& name, const at::Tensor& tensor) {
