@@ -73,6 +73,11 @@ std::string json_text(const nlohmann::ordered_json& value, int indent) {
   return value.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+bool is_int64(const nlohmann::json& json) {
+  return json.is_number_unsigned() ? json.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()}
+                                   : json.is_number_integer();
+}
+
 nlohmann::ordered_json json_number(double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); }
 
 namespace json_detail {
@@ -112,9 +117,7 @@ void read_field(bool& value, const nlohmann::json& json, const std::string& fiel
 }
 
 void read_field(std::int64_t& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
-  const bool fits = json.is_number_unsigned() ? json.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()}
-                                              : json.is_number_integer();
-  if (!fits) wrong_field(origin, field, "a 64-bit integer", json);
+  if (!is_int64(json)) wrong_field(origin, field, "a 64-bit integer", json);
   value = json.get<std::int64_t>();
 }
 

@@ -26,6 +26,9 @@ nlohmann::json parse_json(std::string_view text, std::string_view origin);
 std::int64_t count_at(const nlohmann::json& object, const char* key, std::string_view origin);
 double number_at(const nlohmann::json& object, const char* key, double least, double most, std::string_view origin);
 
+/// Whether it is an integer that a std::int64_t holds: `get` wraps one that is larger.
+bool is_int64(const nlohmann::json& json);
+
 /// For a file or the screen: bytes that are not UTF-8, as names of files may have, become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 

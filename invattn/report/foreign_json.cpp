@@ -46,7 +46,7 @@ double Object::number(const std::string& name) const {
 
 std::int64_t Object::integer(const std::string& name) const {
   const json* found = find(name);
-  if (found == nullptr || !found->is_number_integer()) wrong(name, "an integer");
+  if (found == nullptr || !is_int64(*found)) wrong(name, "a 64-bit integer");
   return found->get<std::int64_t>();
 }
 

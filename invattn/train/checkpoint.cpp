@@ -305,6 +305,7 @@ Checkpoint load_shards(const std::filesystem::path& path, const std::string& tex
     fail(ErrorKind::kData, origin, "expected a checkpoint (format ", kIndexFormat,
          "), got JSON of another kind. Start the run afresh in another folder.");
   }
+  const bool surplus = older && json.contains(kDigest);
   if (older) json[kDigest] = "";
   Index index;
   fields_from_json(index, json, origin);
@@ -313,6 +314,7 @@ Checkpoint load_shards(const std::filesystem::path& path, const std::string& tex
          ". The index is damaged: take another checkpoint.");
   };
   if (fields_to_json(index) != json) damaged("one without some of its fields");
+  if (surplus) damaged("a digest in a format that has none");
   if (!older && index.digest != digest_of(index)) damaged("content of another digest than the one in it");
 
   Checkpoint result;
@@ -344,6 +346,10 @@ Checkpoint load_one_file(const std::filesystem::path& path) {
          ". Start the run afresh in another folder.");
   }
   metadata.erase("format");
+  if (older && metadata.contains(kDigest)) {
+    fail(ErrorKind::kData, path.string(), "expected a checkpoint of an older format, ", kFormatWithoutDigest,
+         ", without a digest, got one with. The file is damaged: take another copy of it, or start the run afresh in another folder.");
+  }
   const std::string digest = std::exchange(metadata[kDigest], "");
   metadata.erase(kDigest);
   Checkpoint checkpoint{.tensors = std::move(tensors), .notes = std::move(metadata)};

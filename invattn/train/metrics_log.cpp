@@ -11,6 +11,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/io/json_fields.h"
 #include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/regular_file.h"
@@ -46,10 +47,26 @@ void trim_metrics(const std::filesystem::path& folder, int64_t step, std::string
   const std::filesystem::path path = folder / "metrics.jsonl";
   std::istringstream in(std::filesystem::exists(path) ? read_regular_file(path, {.origin = origin, .what = "a file of a run"}) : "");
   std::string kept;
+  int64_t number = 0;
+  int64_t damaged = 0;  // the number of the first line that is
+  std::string got;
   for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (line.empty()) continue;
     const auto entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const bool line_of_step = entry.is_object() && entry.contains("step") && entry["step"].is_number_integer() && !entry.contains("final");
-    if (line_of_step && entry["step"].get<int64_t>() <= step) kept += line + "\n";
+    if (entry.is_object() && entry.contains("final")) continue;
+    const bool line_of_step = entry.is_object() && entry.contains("step") && is_int64(entry["step"]);
+    if (!line_of_step && damaged == 0) {
+      damaged = number;
+      got = line;
+    }
+    if (!line_of_step || entry["step"].get<int64_t>() > step) continue;
+    // What a kill or a power cut leaves torn lies behind every line that a checkpoint has synced.
+    if (damaged > 0) {
+      fail(ErrorKind::kData, origin, "expected a JSON object with its step in line ", damaged, " of '", printable_path(path), "', got ",
+           in_quotes(got), ", with good lines behind it. Copy the file from a backup, or remove the line.");
+    }
+    kept += line + "\n";
   }
   write_file_atomically(path, kept, origin);
 }

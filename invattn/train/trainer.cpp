@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -49,7 +50,14 @@ bool Trainer::run() {
   auto precision = task_.precision();
   network_.train();
   while (position_.step < options_.steps) {
-    take_step();
+    try {
+      take_step();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      forget_start();
+      throw;
+    }
     if (position_.step == first_ && options_.resume) task_.keep_config();
     ++position_.step;
     const Decision decision = decide();
@@ -70,6 +78,13 @@ bool Trainer::run() {
   }
   if (position_.step == first_) task_.keep_config();
   return true;
+}
+
+void Trainer::forget_start() const {
+  if (options_.resume || position_.step > first_ || std::filesystem::exists(checkpoint_path())) return;
+  std::error_code ignored;
+  std::filesystem::remove(options_.folder / "config.toml", ignored);
+  if (options_.metrics) std::filesystem::remove(options_.folder / "metrics.jsonl", ignored);
 }
 
 Trainer::Decision Trainer::decide() const {

@@ -142,6 +142,8 @@ class Trainer {
   };
 
   Decision decide() const;
+  /// A new run whose first step fails can be started once more.
+  void forget_start() const;
   void take_step();
   void work(const StepKind& kind);
   void tick() { position_.seconds = seconds_before_ + seconds_since(start_); }

@@ -326,6 +326,12 @@ TEST_F(ReportTest, DamagedResultsNameTheFile) {
   write_plainly(path, good);
   replace_in(path, "\"loss\"", "\"lost\"");
   expect_contains(error_of([&] { write_report(run); }), "'loss', got nothing");
+  write_plainly(path, good);
+  const std::size_t at = good.find("\"failures\": ") + std::string("\"failures\": ").size();
+  for (const std::string number : {"9223372036854775808", "18446744073709551615"}) {
+    write_plainly(path, std::string(good).replace(at, good.find_first_not_of("0123456789", at) - at, number));
+    expect_contains(error_of([&] { write_report(run); }), "expected a 64-bit integer for 'failures', got the integer " + number);
+  }
 }
 
 TEST_F(ReportTest, AnIdCannotLeaveTheFolder) {

@@ -552,6 +552,22 @@ TEST_F(CheckpointTest, WithoutADigestItIsAnOlderOne) {
   expect_same(load_checkpoint(folder / "c"), numbered(3));
 }
 
+TEST_F(CheckpointTest, AnOlderOneWithADigestIsDamaged) {
+  save_checkpoint(folder / "c", numbered(3));
+  auto [tensors, metadata] = read_safetensors(folder / "c");
+  metadata["format"] = "invattn-checkpoint-1";  // one flipped bit, by which the digest would not be looked at
+  write_safetensors(folder / "c", tensors, metadata);
+  expect_contains(error_of([&] { load_checkpoint(folder / "c"); }), "The file is damaged");
+  save_checkpoint(folder / "c", mixed(), {.shard_bytes = kShardBytes});
+  auto index = nlohmann::json::parse(read_plainly(folder / "c"));
+  index["format"] = "invattn-checkpoint-index-1";
+  write_plainly(folder / "c", index.dump());
+  expect_contains(error_of([&] { load_checkpoint(folder / "c"); }), "a digest in a format that has none");
+  index.erase("digest");
+  write_plainly(folder / "c", index.dump());
+  EXPECT_EQ(load_checkpoint(folder / "c").tensors.size(), mixed().tensors.size());
+}
+
 TEST(CheckpointNumbers, AreFiniteUnlessTheTrainingSaysOtherwise) {
   Training training(AttentionKind::kConcatenation);
   training.steps(0, 2);

@@ -20,6 +20,7 @@
 #include "invattn/core/error.h"
 #include "invattn/core/seed.h"
 #include "invattn/train/interrupt.h"
+#include "invattn/train/metrics_log.h"
 #include "tests/io/file_fixture.h"
 
 namespace invattn::test {
@@ -44,6 +45,7 @@ class Toy : public TrainingTask {
 
   StepKind prepare(int64_t step, bool guarded) override {
     if (step == interrupted_before) std::raise(SIGINT);
+    if (step == failing_at) fail(ErrorKind::kUsage, "toy", "expected a step, got none.");
     at::manual_seed(derive_seed(seed_, "step " + std::to_string(step)));
     not_finite_ = bad_steps.contains(step);
     if (not_finite_ && !always_bad) bad_steps.erase(step);
@@ -78,6 +80,7 @@ class Toy : public TrainingTask {
   std::set<int64_t> bad_steps;  // whose loss is not a number, the first time
   bool always_bad = false;      // or every time
   int64_t interrupted_before = -1;
+  int64_t failing_at = -1;
   mutable Strings events;
   std::vector<double> rates;  // of each step
 
@@ -154,6 +157,44 @@ TEST_F(TrainerTest, AnInterruptSavesAndThrows) {
     EXPECT_THROW(toy.trainer->run(), Interrupted);
     EXPECT_EQ(toy.events.back(), "save " + std::to_string(step + 1));
     EXPECT_EQ(Toy(1, options(name, /*resume=*/true)).trainer->step(), step + 1);
+  }
+}
+
+TEST_F(TrainerTest, AFirstStepThatFailsLeavesNoRunBehind) {
+  const auto fails = [this](int64_t step, bool resume) {
+    write_plainly(folder / "run/config.toml", "steps = 7");
+    Toy toy(1, options("run", resume));
+    toy.failing_at = step;
+    error_of([&] { toy.trainer->run(); }, ErrorKind::kUsage);
+  };
+  std::filesystem::create_directory(folder / "run");
+  fails(0, /*resume=*/false);
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "run"));
+  fails(1, /*resume=*/false);
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/config.toml")) << "a step was made";
+  fails(0, /*resume=*/true);
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/config.toml")) << "it was a run before";
+}
+
+TEST_F(TrainerTest, ALineThatIsTornIsLeftOutAndOneThatIsDamagedIsAnError) {
+  const auto path = folder / "metrics.jsonl";
+  const std::string good = "{\"step\": 1}\n{\"step\": 2}\n";
+  for (const char* torn : {"{\"step\": 3, \"lo", "\n", "7\n{\"step\"", "{\"final\": true}\n{", "{\"step\": 18446744073709551615}\n"}) {
+    write_plainly(path, good + torn);
+    trim_metrics(folder, 9, "toy");
+    EXPECT_EQ(read_plainly(path), good) << torn;
+  }
+  write_plainly(path, good + std::string(7, '\0') + "{\"step\": 3}\n{\"step\": 4}\n");
+  trim_metrics(folder, 2, "toy");
+  EXPECT_EQ(read_plainly(path), good) << "what no checkpoint has synced may have holes";
+  for (const std::string damaged : {"{\"step\": 1", "[]", "{\"step\": \"1\"}", "{}", "{\"step\": 9223372036854775808}", "\x1b[31m"}) {
+    const std::string lines = "{\"step\": 1}\n" + damaged + "\n{\"step\": 2}\n";
+    write_plainly(path, lines);
+    const std::string text = error_of([&] { trim_metrics(folder, 9, "toy"); });
+    expect_contains(text, "[toy] expected a JSON object with its step in line 2 of '" + path.string() + "', got '");
+    expect_contains(text, "remove the line");
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+    EXPECT_EQ(read_plainly(path), lines) << "nothing is lost";
   }
 }
 
