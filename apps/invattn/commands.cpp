@@ -98,7 +98,7 @@ void TrainingArguments::add_to(CLI::App& command, const std::string& example) {
   command.add_option("--trace", trace, "Write a timeline of one step there (open in Perfetto; sum up by scripts/trace_parts)");
 }
 
-void TrainingArguments::check_trace(const std::string& origin) const {
+void TrainingArguments::check_trace(const std::filesystem::path& weights, const std::string& origin) const {
   if (trace.empty()) return;
   const auto folder = trace.parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder)) {
@@ -106,14 +106,33 @@ void TrainingArguments::check_trace(const std::string& origin) const {
   }
   require(!std::filesystem::is_directory(trace), origin, "expected the name of a file for --trace, got the folder '", trace.string(),
           "'. Name a file in it.");
-  require_separate_outputs({trace}, {config}, origin);
+  std::vector<std::filesystem::path> inputs = files_of_run(out);
+  for (const std::filesystem::path& input : {std::filesystem::path(config), weights}) {
+    if (!input.empty()) inputs.push_back(input);
+  }
+  require_separate_outputs({trace}, inputs, origin);
 }
 
 std::vector<std::filesystem::path> files_of_run(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> result;
   for (const char* name : {"config.toml", "metrics.jsonl", "results.json", "evaluation.json", "study.json", "checkpoint.safetensors",
-                           "weights.safetensors", "model.safetensors"}) {
+                           "weights.safetensors", "model.safetensors", "pictures.safetensors", ".invattn.lock"}) {
     result.push_back(folder / name);
+  }
+  std::error_code none;
+  for (std::filesystem::directory_iterator entry(folder, none), end; entry != end; entry.increment(none)) {
+    const std::string name = entry->path().filename().string();
+    const bool shard = name.starts_with("checkpoint.safetensors.") || name.starts_with("weights.safetensors.");
+    if (shard) result.push_back(entry->path());
+  }
+  return result;
+}
+
+std::vector<std::filesystem::path> files_below(const std::filesystem::path& folder) {
+  std::error_code problem;
+  std::vector<std::filesystem::path> result;
+  for (std::filesystem::recursive_directory_iterator entry(folder, problem), end; entry != end; entry.increment(problem)) {
+    if (entry->is_regular_file(problem)) result.push_back(entry->path());
   }
   return result;
 }

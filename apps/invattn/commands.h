@@ -73,8 +73,9 @@ struct TrainingArguments : RunArguments {
 
   void add_to(CLI::App& command, const std::string& example);
 
-  /// What would only fail after minutes of training.
-  void check_trace(const std::string& origin) const;
+  /// What would only fail after minutes of training, and a timeline in the place of what the run, `out`, is read from. `weights`: that it
+  /// starts from, or empty.
+  void check_trace(const std::filesystem::path& weights, const std::string& origin) const;
 };
 
 /// A path as it is shown: nothing in it can steer a terminal.
@@ -112,6 +113,9 @@ void read_run_config(Options& options, const std::filesystem::path& folder) {
 
 /// The files by which a run lives on: no command but its training writes over them.
 std::vector<std::filesystem::path> files_of_run(const std::filesystem::path& folder);
+
+/// Every regular file in the folder and in those below it; none where there is no folder.
+std::vector<std::filesystem::path> files_below(const std::filesystem::path& folder);
 
 /// model.safetensors of a run, where a folder is named.
 std::filesystem::path model_file(const std::filesystem::path& model);

@@ -104,10 +104,9 @@ void train(TrainArguments arguments) {
   const bool embedded = arguments.config.empty() && !arguments.resume &&
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
-  arguments.check_trace("density");
-  if (!arguments.trace.empty()) require_separate_outputs({arguments.trace}, {arguments.weights}, "density");
-  const at::Device device = arguments.apply("density");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
+  arguments.check_trace(arguments.weights, "density");
+  const at::Device device = arguments.apply("density");
   const std::string again = resume_command("invattn density train", arguments.out);
   try {
     const DensityOutcome outcome =
@@ -308,6 +307,13 @@ void sample(const ModelArguments& arguments) {
   }
 }
 
+/// On a GPU what does not fit is found out by the first pass.
+void require_room(const FlowImpl& flow, int64_t images, at::Device device, const std::string& origin) {
+  if (!device.is_cpu()) return;
+  require_memory(sizeof(float) * static_cast<double>(images) * flow.options().size().widest, origin,
+                 std::to_string(images) + " images at a time");
+}
+
 /// Between the latents of pairs of images along the great circle, which keeps their length what it is under a Gaussian.
 void interpolate(const ModelArguments& arguments) {
   const at::NoGradGuard no_grad;
@@ -316,6 +322,9 @@ void interpolate(const ModelArguments& arguments) {
   require(flow->options().pixels != PixelTransform::kNone, "density interpolate", "expected a flow of images, got one of the plane.");
   require_memory(4.0 * static_cast<double>(arguments.steps * arguments.count * flow->dimensions()), "density interpolate",
                  std::to_string(arguments.steps * arguments.count) + " images");
+  require_room(*flow, arguments.steps * arguments.count, device, "density interpolate");
+  Progress progress;
+  progress.show("inverting " + std::to_string(arguments.steps * arguments.count) + " images");
   at::manual_seed(static_cast<uint64_t>(arguments.seed));
   const at::Tensor x = flow_input(test_data(arguments, *flow, 2 * arguments.count).to(device), /*channels_last=*/false);
   const at::Tensor z = flow->forward(x).flatten(1);
@@ -342,10 +351,13 @@ void invert(const ModelArguments& arguments) {
   const at::NoGradGuard no_grad;
   const at::Device device = arguments.apply("density");
   Flow flow = load_flow(arguments, device);
+  const bool plane = flow->options().pixels == PixelTransform::kNone;
+  require_room(*flow, arguments.count, device, "density invert");
+  Progress progress;
+  progress.show("inverting " + std::to_string(arguments.count) + (plane ? " points" : " images"));
   at::manual_seed(static_cast<uint64_t>(arguments.seed));
   const at::Tensor x = flow_input(test_data(arguments, *flow, arguments.count).to(device), /*channels_last=*/false);
   const Solution back = flow->inverse(flow->forward(x), AndersonOptions{.tolerance = arguments.tolerance});
-  const bool plane = flow->options().pixels == PixelTransform::kNone;
   const RoundTrip trip = round_trip(x, back, plane);
   if (arguments.json) {
     std::cout << nlohmann::ordered_json{{"images", arguments.count},

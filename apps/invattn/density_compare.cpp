@@ -11,6 +11,7 @@
 #include "invattn/core/names.h"
 #include "invattn/core/range.h"
 #include "invattn/experiments/density_comparison.h"
+#include "invattn/io/printable.h"
 #include "invattn/report/report.h"
 #include "invattn/train/progress.h"
 #include "machine.h"
@@ -44,7 +45,7 @@ void compare(CompareArguments arguments) {
     return;
   }
   std::cout << results_table(arguments.out) << "\n"
-            << reporting::study_headline(study) << "\nReport: " << shown(arguments.out / "report.html") << std::endl;
+            << printable_lines(reporting::study_headline(study)) << "\nReport: " << shown(arguments.out / "report.html") << std::endl;
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "commands.h"
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/range.h"
 #include "invattn/data/mask_pairs.h"
@@ -91,10 +92,9 @@ void train(TrainArguments arguments) {
     std::cout << write_toml(options);
     return;
   }
-  arguments.check_trace("detect");
-  if (!arguments.trace.empty()) require_separate_outputs({arguments.trace}, {arguments.weights}, "detect");
-  const at::Device device = arguments.apply("detect");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("detect");
+  arguments.check_trace(arguments.weights, "detect");
+  const at::Device device = arguments.apply("detect");
   const std::string again = resume_command("invattn detect train", arguments.out);
   try {
     const DetectionOutcome outcome =
@@ -208,24 +208,30 @@ void predict(const ModelArguments& arguments) {
   const at::Device device = arguments.apply("detect");
   Detector detector = load_model(arguments, device);
   const int64_t size = detector->options().size;
-  std::vector<at::Tensor> images;  // all of them, before anything is written
-  std::vector<std::string> problems;
+  const std::string all = std::to_string(files.size()) + (files.size() == 1 ? " image" : " images");
+  if (device.is_cpu() && arguments.invert) {
+    const double numbers = 3.0 * static_cast<double>(size) * static_cast<double>(size);
+    require_memory(sizeof(float) * numbers * static_cast<double>(files.size()), "detect predict", all + " whose attention is undone");
+  }
+  Progress progress;
+  progress.show("reading " + all);
+  std::vector<std::string> problems;  // of all of them, before anything is written; one at a time is kept
   for (const auto& file : files) {
     try {
-      images.push_back(read_image(file));
+      read_image(file);
     } catch (const Error& error) {
       problems.emplace_back(error.what());
     }
   }
   fail_unless_empty(problems, "detect predict", "images that can be read");
   make_folder(arguments.out, "detect predict");
-  Progress progress;
-  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> inputs;  // whose attention is undone
   auto list = ordered_json::array();
   for (std::size_t i = 0; i < files.size(); ++i) {
-    const at::Tensor& image = images[i];
-    inputs.push_back(resized(image, size, size, detector->options().antialias));
-    const at::Tensor logits = detector->forward(inputs.back().unsqueeze(0).to(device).to(at::kFloat)).cpu();
+    const at::Tensor image = read_image(files[i]);
+    const at::Tensor input = resized(image, size, size, detector->options().antialias);
+    if (arguments.invert) inputs.push_back(input);
+    const at::Tensor logits = detector->forward(input.unsqueeze(0).to(device).to(at::kFloat)).cpu();
     const at::Tensor map = map_of(logits[0], image.size(1), image.size(2));
     const auto path = arguments.out / files[i].stem();
     write_png(path.string() + ".png", map);
@@ -234,7 +240,7 @@ void predict(const ModelArguments& arguments) {
                     {"map", path.string() + ".png"},
                     {"overlay", path.string() + "_overlay.png"},
                     {"object", map.gt(127).to(at::kDouble).mean().item<double>()}});
-    progress.show(std::to_string(i + 1) + " of " + std::to_string(files.size()) + " images");
+    progress.show(std::to_string(i + 1) + " of " + all);
   }
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, at::stack(inputs), arguments.evaluation, observer_of(progress));

@@ -71,7 +71,7 @@ void show_foreign(const Stored& stored, bool as_json) {
   }
   std::int64_t values = 0;
   for (const auto& [name, tensor] : stored.content.tensors) values += tensor.numel();
-  print_line("file", stored.path);
+  print_line("file", printable_path(stored.path));
   print_line("size", count(static_cast<std::int64_t>(stored.bytes), "byte"));
   print_line("model", "none: a safetensors file that was not saved by invattn");
   for (const auto& [key, value] : stored.content.metadata) print_line("metadata", printable(key) + " = " + printable(value));
@@ -122,11 +122,11 @@ void show_model(const Stored& stored, bool as_json) {
   for (const auto& type : types) type_list += (type_list.empty() ? " in " : " and ") + type;
   std::ostringstream tree;
   tree << *model;
-  print_line("file", stored.path);
+  print_line("file", printable_path(stored.path));
   print_line("size", count(static_cast<std::int64_t>(stored.bytes), "byte"));
   print_line("producer", printable(stored.metadata("producer")) + ", format " + printable(stored.metadata("format")));
   print_line("parameters", std::to_string(parameters) + type_list);
-  print_line("model", tree.str());
+  print_line("model", printable_lines(tree.str()));
   for (const auto& [name, certificate, current] : blocks) {
     print_line("certificate", (name.empty() ? "" : "block " + name + ": ") + printable(certificate.text(), 400) +
                                   (current ? "" : "\nlapsed: the weights have changed since, so that it says nothing of these"));

@@ -26,6 +26,9 @@ void report(const std::vector<std::filesystem::path>& runs, const std::filesyste
   std::vector<std::filesystem::path> inputs;
   for (const auto& run : runs) {
     for (auto& file : files_of_run(run)) inputs.push_back(std::move(file));
+    for (auto& file : files_below(run)) {
+      if (file != run / "report.html") inputs.push_back(std::move(file));  // which is a page itself
+    }
   }
   require_separate_outputs({html}, inputs, "report");
   write_joint_report(runs, html);

@@ -74,6 +74,7 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   const DensityLogDet log_det = options.log_det.covering(flow.options().constant);
   DensityScore score{.images = count, .estimator = describe(log_det.options()), .inverse_images = undone};
   std::vector<at::Tensor> values;
+  if (observer) observer(0, "evaluating");
   for (int64_t first = 0; first < count; first += options.batch) {
     const auto stream = static_cast<uint64_t>(seed) + static_cast<uint64_t>(first);
     at::manual_seed(derive_seed(stream, "noise"));

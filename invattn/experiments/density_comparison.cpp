@@ -473,8 +473,7 @@ int64_t switch_off_attention(FlowImpl& flow) {
 DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, const DensityComparison& options, const RunSettings& study,
                              const DensityObserver& observer) {
   options.evaluation.validate();
-  require(!std::filesystem::exists(study.folder / "config.toml"), kOrigin, "expected a folder for a study, got ", study.folder.string(),
-          ", which holds a run. Name another one by --out.");
+  require_place_for_comparison(study.folder, Experiment::kDensityStudy, kOrigin);
   std::vector<FinishedRun> runs;
   runs.reserve(folders.size());
   for (const std::filesystem::path& folder : folders) runs.push_back(read_finished_run(folder));

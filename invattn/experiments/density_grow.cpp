@@ -10,6 +10,7 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/seed.h"
 #include "invattn/experiments/training_parts.h"
@@ -20,6 +21,7 @@
 #include "invattn/nn/grow.h"
 #include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
+#include "invattn/train/progress.h"
 
 namespace invattn {
 namespace {
@@ -152,6 +154,8 @@ GrownDensity grow_density(const DensityOptions& from, const DensityOptions& to, 
   const FlowGrowth flow_growth(from.flow, to.flow);
   from.validate();
   to.validate();
+  const double weights = from.flow.size().weights + to.flow.size().weights;
+  require_memory(sizeof(float) * weights, kOrigin, "flows of " + number_text("%.3g", weights) + " weights");
   const InterruptWatch watch;
   const Source source = find_source(growth.run);
   GrownDensity result{.inserted = flow_growth.inserted(), .goes_on = source.whole && !growth.restart};

@@ -64,6 +64,7 @@ DrawnSamples draw_samples(FlowImpl& flow, const SampleRequest& request, const De
   // All that is kept is allocated before the first batch: small things between the large ones of each would keep the heap from shrinking.
   const int64_t kept = std::clamp<int64_t>(request.shown, 0, request.count);
   DrawnSamples result{.shown = at::empty({kept, shape[1], shape[2], shape[3]}), .report = InverseReport("", request.count)};
+  if (observer) observer(0, "sampling");
   for (int64_t first = 0; first < request.count; first += request.batch) {
     InterruptWatch::check();
     const int64_t count = std::min(request.batch, request.count - first);

@@ -97,6 +97,7 @@ DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, c
     require_memory(sizeof(float) * numbers * static_cast<double>(together), kOrigin, std::to_string(together) + " images at a time");
   }
   std::vector<SegmentationScores> scores(static_cast<std::size_t>(pairs.size()));
+  if (observer) observer(0, "evaluating");
   for (int64_t first = 0; first < pairs.size(); first += options.batch) {
     const int64_t count = std::min(options.batch, pairs.size() - first);
     const at::Tensor images = pairs.images.narrow(0, first, count).to(device_of(detector)).to(at::kFloat);
@@ -150,6 +151,7 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
   const Recording recording(detector);
   std::vector<BlockInverse> result(blocks.size());
   const auto larger = [](double a, double b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); };
+  if (observer) observer(0, "undoing the attention");
   for (int64_t first = 0; first < images.size(0); first += options.batch) {
     const int64_t count = std::min(options.batch, images.size(0) - first);
     detector.forward(images.narrow(0, first, count).to(device_of(detector)).to(at::kFloat));

@@ -296,7 +296,7 @@ std::string render_detection_page(const std::vector<DetectionRecord>& records, c
                                                             {"tables", more},
                                                             {"certificates", to_html(certificates(records))}};
   ordered_json data = page_data(groups);
-  PageContent content{.experiment = "Detection of camouflaged objects",
+  PageContent content{.experiment = kDetectionTitle,
                       .title = records.size() == 1 ? records.front().name : plural(records.size(), "run"),
                       .headline = detection_headline(groups),
                       .summary = plural(records.size(), "detector") +

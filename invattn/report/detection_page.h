@@ -8,6 +8,9 @@
 
 namespace invattn::reporting {
 
+/// What every such page is named.
+inline constexpr const char* kDetectionTitle = "Detection of camouflaged objects";
+
 /// What was found, in one sentence.
 std::string detection_headline(const std::vector<DetectionGroup>& groups);
 

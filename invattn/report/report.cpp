@@ -7,12 +7,14 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/io/printable.h"
 #include "invattn/report/density_figures.h"
 #include "invattn/report/density_page.h"
 #include "invattn/report/density_record.h"
 #include "invattn/report/density_study.h"
 #include "invattn/report/density_tables.h"
 #include "invattn/report/detection.h"
+#include "invattn/report/detection_page.h"
 #include "invattn/report/figures.h"
 #include "invattn/report/foreign_json.h"
 #include "invattn/report/frame.h"
@@ -94,6 +96,19 @@ void name_apart(std::vector<Run>& runs) {
   }
 }
 
+/// Whether what lies there has been written by an earlier comparison.
+bool is_comparison(const std::filesystem::path& folder, Experiment experiment) {
+  try {
+    if (experiment == Experiment::kDensityStudy) return read_results(folder).experiment == experiment;
+    const std::string page = read_text(folder / "report.html");
+    return !std::filesystem::exists(folder / "study.json") &&
+           page.find("<meta name=\"generator\" content=\"invattn\">") != std::string::npos &&
+           page.find(kDetectionTitle) != std::string::npos;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 ReportSummary write(const Report& report, const std::filesystem::path& folder) {
   ReportSummary summary{.html = folder / "report.html",
                         .tables = write_tables(folder / "tables", report.tables),
@@ -125,7 +140,22 @@ ReportSummary write_report(const std::filesystem::path& run) {
   return write({.tables = tables_of(rows_of(runs)), .figures = figures_of(runs), .page = render_page(runs)}, run);
 }
 
+void require_place_for_comparison(const std::filesystem::path& folder, Experiment experiment, std::string_view origin) {
+  const auto is_there = [&folder](const char* name) { return std::filesystem::exists(std::filesystem::symlink_status(folder / name)); };
+  for (const char* name : {"config.toml", "results.json"}) {
+    require(!is_there(name), origin, "expected a folder for a comparison, got '", printable_path(folder), "', which holds a run (", name,
+            "). Name another one by --out.");
+  }
+  if (is_comparison(folder, experiment)) return;
+  for (const char* name : {"study.json", "report.html", "tables", "figures"}) {
+    const bool is_empty_folder = std::filesystem::is_directory(folder / name) && std::filesystem::is_empty(folder / name);
+    require(!is_there(name) || is_empty_folder, origin, "expected a folder for a comparison, got '", printable_path(folder), "', where '",
+            name, "' is of something else and would be overwritten. Name another one by --out.");
+  }
+}
+
 ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
+  require_place_for_comparison(out, Experiment::kDetection, "detect compare");
   return write(detection_report(find_detection_runs(runs)), out);
 }
 

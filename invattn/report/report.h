@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "invattn/report/experiment.h"
@@ -26,8 +27,12 @@ ReportSummary write_report(const std::filesystem::path& run);
 /// their runs, too.
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html);
 
+/// A usage error of `origin` where a comparison written to `folder` would be written over a run, or over files that are not of such a
+/// comparison: of detectors (kDetection) or of flows (kDensityStudy).
+void require_place_for_comparison(const std::filesystem::path& folder, Experiment experiment, std::string_view origin);
+
 /// Of runs of `detect train`, each a run's folder or a folder around several: `out`/tables/*.md, `out`/figures/*.png, `out`/report.html.
-/// A run that has not finished is left out.
+/// Refuses a folder as require_place_for_comparison does. A run that has not finished is left out.
 ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out);
 
 /// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "invattn/io/printable.h"
 #include "invattn/report/grouping.h"
 #include "invattn/report/printed.h"
 
@@ -81,10 +82,12 @@ std::size_t letters(std::string_view text) {
 }
 
 std::string markdown_text(const TableCell& cell) {
+  std::string line = cell.text;
+  std::replace(line.begin(), line.end(), '\n', ' ');
   std::string text;
-  for (const char letter : cell.text) {
+  for (const char letter : printable(line, line.size())) {
     if (letter == '|') text += '\\';
-    text += letter == '\n' ? ' ' : letter;
+    text += letter;
   }
   return cell.printed.empty() ? text : text + " (" + cell.printed + ")";
 }

@@ -1,5 +1,8 @@
+#include <linux/capability.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -8,6 +11,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -16,6 +20,9 @@
 
 #include "invattn/data/camouflage.h"
 #include "invattn/io/image_file.h"
+#include "invattn/io/safetensors.h"
+#include "invattn/nn/archive.h"
+#include "invattn/nn/flow.h"
 #include "tests/cli/training_test.h"
 
 namespace invattn::test {
@@ -67,6 +74,10 @@ class Faults : public FileTest {
             "--set",     "evaluation.inverse_images=0",
             "--set",     "measured_images=2",
             "--set",     "pictures=0"};
+  }
+
+  std::string first_file_of(const std::string& name) const {
+    return std::filesystem::directory_iterator(folder / name)->path().filename().string();
   }
 
   /// Every file below the test's folder, with its bytes.
@@ -153,6 +164,22 @@ TEST_F(Faults, ARefusedSettingLeavesTheRunAsItWas) {
   expect_refused(resumed("run", {"--time-limit", "inf"}), 2, "--time-limit");
   expect_refused(resumed("run", {"--trace", "no/such/folder/trace.json"}), 4, "no/such/folder");
   expect_refused(resumed("run", {"--threads", "1024"}), 2, "--threads");
+  ASSERT_EQ(run(density("sharded", {"--set", "steps=1", "--shard-mb", "1", "--weights-only"})).exit_code, 0);
+  Words own = {"run/pictures.safetensors", "run/.invattn.lock"};
+  for (const char* name : {"run", "sharded"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder / name)) {
+      if (entry.is_regular_file() && entry.path().extension() != ".html") own.push_back(name / entry.path().filename());
+    }
+  }
+  EXPECT_GT(own.size(), 2 + 5 + 7U) << "shards, too";
+  for (const std::string& file : own) {
+    const std::string out = file.substr(0, file.find('/'));
+    expect_refused(resumed(out, {"--set", "steps=2", "--trace", file}), 2, "written over the input");
+    expect_refused(resumed(out, {"--set", "steps=2", "--trace", "./" + out + "/../" + file}), 2, "written over the input");
+  }
+  expect_refused(density("new", {"--config", "run/config.toml", "--trace", "run/config.toml"}), 2, "written over the input");
+  expect_refused(density("new", {"--weights", "run/checkpoint.safetensors", "--trace", "run/checkpoint.safetensors"}), 2,
+                 "written over the input");
   EXPECT_EQ(run(resumed("run", {"--set", "steps=2"})).exit_code, 0);
 }
 
@@ -217,6 +244,19 @@ TEST_F(Faults, ANameThatIsNotUtf8IsNoReasonToLoseResults) {
   const ToolResult missing = run({"info", "none\xff\x1b[2J"});
   EXPECT_EQ(missing.exit_code, 4);
   EXPECT_EQ(missing.err.find('\x1b'), std::string::npos) << "raw bytes on the terminal";
+  for (const char* file : {"model.safetensors", "pictures.safetensors"}) {
+    const std::string copy = std::string("copy\x1b[31m\xff\n") + file;
+    if (file[0] == 'm') {
+      std::filesystem::copy_file(folder / "run" / file, folder / copy);
+    } else {
+      write_safetensors(folder / copy, {{"a", at::ones({1})}}, {});
+    }
+    for (const Words& command : {Words{"info", copy}, Words{"info", copy, "--json"}}) {
+      const ToolResult shown = run(command);
+      EXPECT_EQ(shown.exit_code, 0) << shown.err;
+      EXPECT_EQ((shown.out + shown.err).find('\x1b'), std::string::npos) << command.back();
+    }
+  }
 }
 
 TEST_F(Faults, NoCommandWritesOverItsInputNorTwiceIntoOneName) {
@@ -249,15 +289,81 @@ TEST_F(Faults, NoCommandWritesOverItsInputNorTwiceIntoOneName) {
   std::filesystem::remove(folder / "twins/a.jpg");
   std::filesystem::copy_file(folder / photo, folder / "twins/a_overlay.png");
   expect_refused({"detect", "predict", "run", "twins", "--out", "maps", "--device", "cpu"}, 2, "for two of them");
-  EXPECT_EQ(run({"detect", "predict", "run", photo, "--out", "maps", "--device", "cpu"}).exit_code, 0);
+  const ToolResult predicted = run({"detect", "predict", "run", photo, "--out", "maps", "--device", "cpu"});
+  EXPECT_EQ(predicted.exit_code, 0) << predicted.err;
+  expect_contains(predicted.err, "1 image");
+  expect_contains(run({"detect", "eval", "run", "--data", "set", "--device", "cpu"}).err, "evaluating 0 %");
+
+  // A page is written over no file of a run but its page, and a comparison over no run and nothing of another's.
+  for (const char* file : {"run/results.json", "run/pictures.safetensors", "run/.invattn.lock", "./run/../run/maps/"}) {
+    const std::string target = file + (std::string(file).ends_with('/') ? first_file_of("run/maps") : "");
+    expect_refused({"report", "run", "run", "--out", target}, 2, same);
+    expect_refused({"report", "run", "--out", target}, 2, same);
+  }
+  EXPECT_EQ(run({"report", "run", "--out", "run/report.html"}).exit_code, 0);
+  expect_refused({"detect", "compare", "run", "--out", "run"}, 2, "holds a run");
+  for (const char* name : {"report.html", "tables/mine.md", "figures/mine.png", "study.json"}) {
+    const auto path = folder / "others" / name;
+    std::filesystem::create_directories(path.parent_path());
+    write_plainly(path, "mine");
+    expect_refused({"detect", "compare", "run", "--out", "others"}, 2, "of something else");
+    expect_refused({"density", "compare", "run", "--out", "others", "--device", "cpu"}, 2, "of something else");
+    std::filesystem::remove_all(folder / "others");
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(run({"detect", "compare", "run", "--out", "page"}).exit_code, 0) << "over its own";
+  expect_refused({"density", "compare", "run", "--out", "page", "--device", "cpu"}, 2, "of something else");
+  expect_refused({"density", "compare", "run", "--out", "run", "--device", "cpu"}, 2, "holds a run");
 
   std::filesystem::create_directory(folder / "mine");
   write_plainly(folder / "mine/results.json", "mine");
   expect_refused(density("mine", {"--set", "steps=1"}), 2, "would be overwritten");
 }
 
+TEST_F(Faults, WorkShowsThatItHasBegun) {
+  ASSERT_EQ(run(density("run", {"--set", "steps=1"})).exit_code, 0);
+  const std::vector<std::pair<Words, std::string>> commands = {
+      {{"density", "eval", "run", "--images", "4", "--inverse-images", "0", "--device", "cpu"}, "evaluating 0 %"},
+      {{"density", "sample", "run", "--count", "2", "--device", "cpu"}, "sampling 0 %"},
+      {{"density", "invert", "run", "--count", "2", "--device", "cpu"}, "inverting 2 images"},
+      {{"density", "interpolate", "run", "--count", "1", "--steps", "2", "--device", "cpu"}, "inverting 2 images"}};
+  for (const auto& [command, text] : commands) {
+    const ToolResult result = run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    expect_contains(result.err, text);
+  }
+}
+
+TEST_F(Faults, PredictingHoldsOneImageAtATime) {
+  ASSERT_EQ(run(detector("run")).exit_code, 0);
+  std::filesystem::create_directory(folder / "photos");
+  write_png(folder / "photos/0.png", at::zeros({3, 2048, 2048}, at::kByte));
+  const auto peak = [this] {
+    ToolProcess process({"detect", "predict", "run", "photos", "--out", "maps", "--device", "cpu", "--threads", "1"}, {}, folder.string());
+    const ToolResult result = process.wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return process.peak_kibibytes();
+  };
+  const int64_t one = peak();
+  constexpr int64_t kImages = 10;
+  for (int64_t i = 1; i < kImages; ++i) {
+    std::filesystem::create_hard_link(folder / "photos/0.png", folder / "photos" / (std::to_string(i) + ".png"));
+  }
+  EXPECT_LT(peak() - one, (kImages - 1) * 3 * 2048 * 2048 / 1024 / 2);
+}
+
 TEST_F(Faults, NumbersTooLargeForTheMachineAreRefusedInTime) {
   ASSERT_EQ(run(density("run", {"--set", "steps=1"})).exit_code, 0);
+  Flow wide(
+      FlowOptions{.blocks = {1}, .split = false, .hidden = 100'000, .kernel = 1, .layers = 2, .tolerance = 0.05, .attention_blocks = {}});
+  save(folder / "wide.safetensors", *wide);
+  std::filesystem::create_directory(folder / "huge");
+  std::string config = read_plainly(folder / "run/config.toml");
+  for (const auto& [small, large] : std::vector<std::pair<std::string, std::string>>{{"hidden = 4", "hidden = 1000000"}}) {
+    ASSERT_NE(config.find(small), std::string::npos) << config;
+    config.replace(config.find(small), small.size(), large);
+  }
+  write_plainly(folder / "huge/config.toml", config);
+  std::filesystem::copy_file(folder / "run/checkpoint.safetensors", folder / "huge/checkpoint.safetensors");
   const Words reconstruct = {"reconstruct", "--data", "synthetic", "--out", "none", "--device", "cpu"};
   const std::vector<Words> commands = {
       density("none", {"--set", "train_images=1000000000000"}),
@@ -271,6 +377,9 @@ TEST_F(Faults, NumbersTooLargeForTheMachineAreRefusedInTime) {
       {"density", "eval", "run", "--images", "1000000000000", "--device", "cpu"},
       {"density", "interpolate", "run", "--steps", "1000000000000", "--device", "cpu"},
       {"density", "sample", "run", "--count", "1000000000000", "--device", "cpu"},
+      {"density", "invert", "wide.safetensors", "--count", "10000", "--device", "cpu"},
+      {"density", "interpolate", "wide.safetensors", "--count", "1000", "--steps", "10", "--device", "cpu"},
+      {"density", "grow", "huge", "--blocks", "2", "--out", "none"},
       joined(reconstruct, {"--set", "train_images=1000000000000"}),
       joined(reconstruct, {"--set", "train_images=1000000", "--set", "height=4096", "--set", "width=4096"}),
       {"detect", "train", "--out", "none", "--device", "cpu", "--set", "train_images=1000000000000"},
@@ -302,6 +411,49 @@ TEST_F(Faults, LinksInACircleLeadNowhere) {
     const ToolResult result = run(command);
     EXPECT_EQ(result.exit_code, 4) << command.front() << " " << command[1] << "\n" << result.err;
   }
+}
+
+TEST_F(Faults, AFolderThatCannotBeEnteredIsSaidSo) {
+  ASSERT_EQ(run(density("run", {"--set", "steps=1"})).exit_code, 0);
+  if (::geteuid() == 0 && (::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE) != 0 || ::prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH) != 0)) {
+    GTEST_SKIP() << "root may enter every folder here";  // what it starts from now on may not
+  }
+  const auto closed = folder / "closed";
+  std::filesystem::rename(folder / "run", closed);
+  std::filesystem::permissions(closed, std::filesystem::perms::none);
+  const std::vector<Words> commands = {{"info", "closed/model.safetensors"},
+                                       {"report", "closed"},
+                                       {"report", "closed", "closed", "--out", "both.html"},
+                                       {"report", "closed/run"},
+                                       {"density", "eval", "closed", "--device", "cpu"},
+                                       {"density", "eval", "closed/model.safetensors", "--device", "cpu"},
+                                       {"density", "sample", "closed", "--device", "cpu"},
+                                       {"density", "grow", "closed", "--out", "new"},
+                                       {"density", "compare", "closed", "--device", "cpu"},
+                                       {"density", "compare", "closed", "--out", "closed", "--device", "cpu"},
+                                       density("closed"),
+                                       density("closed/run"),
+                                       resumed("closed"),
+                                       density("new", {"--trace", "closed/trace.json"}),
+                                       density("new", {"--config", "closed/config.toml"}),
+                                       density("new", {"--weights", "closed/weights.safetensors"}),
+                                       density("new", {"--data", "cifar10:closed"}),
+                                       detector("closed"),
+                                       {"detect", "eval", "closed", "--device", "cpu"},
+                                       {"detect", "predict", "closed", "closed", "--device", "cpu"},
+                                       {"detect", "compare", "closed"},
+                                       {"detect", "compare", "closed", "--out", "closed"},
+                                       {"reconstruct", "--resume", "--out", "closed", "--device", "cpu"},
+                                       {"reconstruct", "--data", "celeba:closed", "--out", "cells", "--device", "cpu"},
+                                       {"metrics", "--predictions", "closed", "--truth", "closed"}};
+  for (const Words& command : commands) {
+    const ToolResult result = run(command);
+    EXPECT_TRUE(result.exit_code == 2 || result.exit_code == 4)
+        << result.exit_code << ": " << command.front() << " " << command[1] << " " << command.back() << "\n"
+        << result.err;
+    EXPECT_EQ(result.err.find("filesystem error"), std::string::npos) << result.err;
+  }
+  std::filesystem::permissions(closed, std::filesystem::perms::owner_all);
 }
 
 /// An error says what was expected, what was there instead, and what to do.

@@ -11,7 +11,7 @@ from runs import join_safetensors, split_safetensors
 DEEP = "@deep@"
 RAW = {"@1e999@": "1e999", "@NaN@": "NaN", "@-0@": "-0", "@huge@": "9" * 400, DEEP: "[" * 50000 + "]" * 50000}  # no value of Python's json
 VALUES = {"null": None, "[]": [], "{}": {}, "text": "x", "true": True, "-1": -1, "-1e300": -1e300, "1e300": 1e300, "2^63": 1 << 63,
-          "-2^63": -(1 << 63), "0.5": 0.5, "[null]": [None], "nested": {"a": [{}]}, **{name.strip("@"): name for name in RAW}}
+          "-2^63": -(1 << 63), "0.5": 0.5, "[null]": [None], "nested": {"a": [{}]}, "escapes": "\x1b[31m\x9b2J", **{name.strip("@"): name for name in RAW}}
 
 
 def as_text(value):

@@ -1,4 +1,5 @@
 """Commands that would lose what somebody made."""
+import re
 import shutil
 import threading
 import time
@@ -154,8 +155,11 @@ def lost(campaign):
                     [*experiment.starting("run"), "--time-limit", limit], folder=trial.folder), (2,) if limit != "inf" else (0, 2)))
             yield case(f"{name}, --trace into a folder that is not there", lambda trial, experiment=experiment: complaint(trial.run(
                 [*experiment.starting("run"), "--trace", "nowhere/trace.json"], folder=trial.folder), (2, 4)))
-            yield case(f"{name}, --trace over its own model", lambda trial, experiment=experiment: complaint(trial.run(
-                [*experiment.starting("run"), "--trace", "run/model.safetensors"], folder=trial.folder), (2, 4)))
+            for file in sorted(path.name for path in baseline.folder.iterdir() if path.is_file() and path.name != "report.html"):
+                yield case(f"{name}, --resume with --trace over its own {re.sub('[0-9a-f]{16}', '*', file)}",
+                           lambda trial, baseline=baseline, experiment=experiment, file=file: unchanged(
+                               trial, [*experiment.resuming("run"), "--trace", f"run/{file}"], baseline.copy(trial.folder / "run"),
+                               folder=trial.folder))
 
         def two_at_once(trial, baseline=baseline, experiment=experiment):
             folder = baseline.stopped(trial.folder / "run")

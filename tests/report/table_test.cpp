@@ -103,6 +103,14 @@ TEST(Table, NamesCannotBreakOutOfMarkdownOrHtml) {
   EXPECT_NE(html.find("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot;"), std::string::npos) << html;
 }
 
+TEST(Table, NamesCannotSteerATerminal) {
+  const std::string text = results_table({row_of("synthetic",
+                                                 "a\x1b[31m\xc2\x9b"
+                                                 "2J\xff",
+                                                 "gaussian", 0)});
+  EXPECT_NE(text.find("| a\\x1b[31m\\xc2\\x9b2J\\xff |"), std::string::npos) << text;
+}
+
 TEST(Table, HtmlGroupsColumnsAndShowsThePapersFigures) {
   const std::string html = to_html(paper_layout({row_of("cifar10", "guarded", "gaussian", 0)}).front());
   EXPECT_NE(html.find("colspan=\"3\">CIFAR-10</th>"), std::string::npos) << html;
