@@ -1,6 +1,6 @@
 # `make help` lists the commands. The work is CMake's (CMakePresets.json); this file makes sure that it has what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test python test-cuda faults inverses bench doctor format lint install clean distclean
+.PHONY: help setup build demo test python test-cuda faults inverses load fuzz bench doctor format lint install clean distclean
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -52,6 +52,16 @@ inverses: ## hold 100,000 inverses of random blocks against their reports and ce
 	@$(CONFIGURE) >/dev/null
 	@$(BUILD) --target nn_inverse_campaign
 	@build/tests/nn_inverse_campaign $(INVERSES)
+
+load: ## take 1,000,000 steps and load 10,000 models: memory, open files and times must not grow (LOAD='--steps 5000' passes options on)
+	@scripts/setup --test
+	@$(CONFIGURE) >/dev/null
+	@$(BUILD) --target train_load_campaign
+	@build/tests/train_load_campaign --timed $(LOAD)
+
+RUNS ?= 10000000
+fuzz: ## run each fuzz target RUNS times, by hand 10,000,000 (hours; clang)
+	@FUZZ_RUNS=$(RUNS) .ci/run fuzz
 
 bench: build ## measure the fast kernels beside plain ATen operations, on the CPU and on a GPU where there is one (minutes)
 	@build/invattn bench --device all

@@ -105,3 +105,17 @@ def damaged(campaign):
                                 return problem
                             return difference(run, baseline.outcome, without)
                         yield Case(f"{name} {state}, {label}: {wound}, {reader}", work, f"{name} {state} {label} {reader}")
+
+    study = campaign.work / "study"
+    scoring = ["density", "compare", str(campaign.baseline("density").folder), str(campaign.other_density()), *COMPUTE, "--images", "4",
+               "--out"]
+    campaign.tool.run([*scoring, str(study)])
+    readers_of_study = {"report": lambda folder: ["report", str(folder)], "compare": lambda folder: [*scoring, str(folder)]}
+    for wound, spoil in damage.damages(study / "study.json", campaign.chance("damage", "study"), flips=12, tensors=0):
+        for reader, command in readers_of_study.items():
+            def read(trial, spoil=spoil, command=command):
+                folder = trial.folder / "study"
+                shutil.copytree(study, folder)
+                spoil(folder / "study.json")
+                return complaint(trial.run(command(folder), limit=30))
+            yield Case(f"study, study.json: {wound}, {reader}", read, f"study study.json {reader}")

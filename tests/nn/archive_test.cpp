@@ -1,7 +1,6 @@
 #include "invattn/nn/archive.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -25,6 +24,7 @@
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
 #include "tests/support/numerics.h"
+#include "tests/support/strange_json.h"
 
 namespace invattn {
 namespace {
@@ -160,62 +160,6 @@ TEST_F(Archive, MissingFileAndFolder) {
 }
 
 using nlohmann::json;
-
-/// Every value of a tree of JSON.
-std::vector<json::json_pointer> places_in(const json& value, const json::json_pointer& here = json::json_pointer()) {
-  std::vector<json::json_pointer> result{here};
-  if (!value.is_structured()) return result;
-  for (const auto& item : value.items()) {
-    const auto below =
-        places_in(item.value(), value.is_array() ? here / static_cast<std::size_t>(std::stoul(item.key())) : here / item.key());
-    result.insert(result.end(), below.begin(), below.end());
-  }
-  return result;
-}
-
-/// Values that no option expects, or that ask for more than there is.
-const std::vector<json>& strange_values() {
-  static const std::vector<json> values{nullptr,
-                                        true,
-                                        -1,
-                                        0,
-                                        1,
-                                        2,
-                                        7,
-                                        100'000,
-                                        10'000'000,
-                                        int64_t{1} << 20,
-                                        int64_t{1} << 31,
-                                        int64_t{1} << 40,
-                                        int64_t{1} << 62,
-                                        std::numeric_limits<int64_t>::max(),
-                                        std::numeric_limits<int64_t>::min(),
-                                        std::numeric_limits<uint64_t>::max(),
-                                        0.5,
-                                        1e300,
-                                        -1e-300,
-                                        "",
-                                        "NaN",
-                                        "inf",
-                                        "1",
-                                        "gaussian",
-                                        std::string(5000, 'x'),
-                                        "\x1B[31m",
-                                        json::array(),
-                                        json::object(),
-                                        {10'000'000},
-                                        {int64_t{1} << 62},
-                                        {1, 2, 3, 4},
-                                        {{"type", "squeeze"}, {"options", json::object()}},
-                                        {{"type", "flow"}, {"options", {{"blocks", {10'000'000}}}}}};
-  return values;
-}
-
-int64_t peak_kilobytes() {
-  rusage usage{};
-  EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
-  return usage.ru_maxrss;
-}
 
 struct Saved {
   std::string what;
