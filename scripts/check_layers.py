@@ -26,7 +26,8 @@ ROOMS = {
     "metrics": {"core"},
     "config": {"core", "io"},
     "report": {"core", "io"},
-    "train": {"core", "io", "ops", "lipschitz", "solver", "logdet", "nn", "data", "metrics", "config"},
+    "dist": {"core"},
+    "train": {"core", "io", "ops", "lipschitz", "solver", "logdet", "nn", "data", "metrics", "config", "dist"},
     "experiments": ALL,
 }
 

@@ -8,6 +8,8 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
@@ -56,9 +58,31 @@ void ComputeArguments::add_to(CLI::App& command) {
 }
 
 at::Device ComputeArguments::apply(const std::string& origin) const {
+  require(!World::has_others(), origin,
+          "expected one process for this command, got several (WORLD_SIZE). Several processes work together on ",
+          "density train and density eval; start others without torchrun.");
+  return join(origin).device;
+}
+
+void ComputeArguments::add_timeout(CLI::App& command) {
+  command.add_option("--process-timeout", process_timeout, "Seconds to wait for another process (several: docs/guide/processes.md)")
+      ->check(positive())
+      ->capture_default_str();
+}
+
+Processes ComputeArguments::join(const std::string& origin) const {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   use_kernels(parse_name<Kernels>(kernels, origin));
-  return device_named(device, origin);
+  at::Device own = device_named(device, origin);
+  if (own.is_cuda() && World::has_others()) {
+    const int64_t gpus = at::detail::getCUDAHooks().getNumGPUs();
+    require(World::local_rank() < gpus, origin, "expected a GPU for each process on this machine, got ", gpus, " for process ",
+            World::local_rank(), " (from 0). Start fewer, or use --device cpu.");
+    own = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(World::local_rank()));
+    c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(own);
+  }
+  const auto timeout = std::chrono::seconds(std::max<int64_t>(1, std::llround(std::min(process_timeout, 1e6))));
+  return {.device = own, .world = World::join(own, timeout)};
 }
 
 void RunArguments::add_to(CLI::App& command, const std::string& example) {

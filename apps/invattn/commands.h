@@ -11,6 +11,7 @@
 
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
+#include "invattn/dist/world.h"
 
 namespace invattn::tool {
 
@@ -37,17 +38,30 @@ struct Example {
 /// invattn::Error, and main turns that into a message and an exit code.
 CLI::App* add_command(CLI::App& tool, const std::string& name, const std::string& description, const std::vector<Example>& examples);
 
+/// The processes that torchrun has started for a command, and what each computes on.
+struct Processes {
+  at::Device device;
+  World world;
+};
+
 /// Of every command that computes.
 struct ComputeArguments {
   std::string device = "auto";
   std::string kernels = "auto";
   int64_t threads = 0;
   bool json = false;
+  double process_timeout = 600;  // seconds
 
   void add_to(CLI::App& command);
+  /// --process-timeout, of the commands that `join`.
+  void add_timeout(CLI::App& command);
 
-  /// Sets threads and kernels for the process, and gives the device. A usage error of `origin` where they are not to be had.
+  /// Sets threads and kernels for the process, and gives the device. A usage error of `origin` where they are not to be had, and where
+  /// several processes were started.
   at::Device apply(const std::string& origin) const;
+
+  /// The same for commands that several processes may work on together: on GPUs each takes one.
+  Processes join(const std::string& origin) const;
 };
 
 /// Of every command that makes a run folder from a configuration.

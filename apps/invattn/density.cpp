@@ -28,6 +28,7 @@
 #include "invattn/io/output_paths.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/flow.h"
+#include "invattn/train/checkpoint.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "machine.h"
@@ -87,6 +88,20 @@ DensityOptions resolve(const TrainArguments& arguments) {
   return options;
 }
 
+/// Of every process. A run that is resumed has its configuration where rank 0 finds it, and processes that torchrun has started again go on
+/// with the run that they have begun.
+DensityOptions resolve_together(TrainArguments& arguments, const World& world) {
+  const bool started_again = World::restarts() > 0 && world.leads() && std::filesystem::exists(arguments.out / "config.toml");
+  arguments.resume = arguments.resume || (!world.alone() && world.any(started_again));
+  if (world.alone() || !arguments.resume) return resolve(arguments);
+  arguments.weights.clear();
+  std::string text;
+  world.first([&] { text = write_toml(resolve(arguments)); });
+  DensityOptions options;
+  read_toml(options, world.broadcast(text), "the configuration of process 0");
+  return options;
+}
+
 void train(TrainArguments arguments) {
   if (arguments.keys) {
     std::cout << field_reference<DensityOptions>();
@@ -95,27 +110,31 @@ void train(TrainArguments arguments) {
   arguments.check_resume("density");
   require(!arguments.resume || arguments.weights.empty(), "density",
           "expected no --weights with --resume, got one. A run that is resumed has its weights.");
-  const DensityOptions options = resolve(arguments);
   if (arguments.print_config) {
-    std::cout << write_toml(options);
+    std::cout << write_toml(resolve(arguments));
     return;
   }
   // The tensors of the embedded configurations are too small to be worth sharing, and threads that wait for a busy core cost minutes.
   const bool embedded = arguments.config.empty() && !arguments.resume &&
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
+  const auto [device, world] = arguments.join("density");
+  require(
+      world.alone() || !arguments.out.empty(), "density",
+      "expected the folder of the run where several processes train it, got none: started again, they have to find it. Name it by --out.");
   if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
   arguments.check_trace(arguments.weights, "density");
-  const at::Device device = arguments.apply("density");
+  const DensityOptions options = resolve_together(arguments, world);
   const std::string again = resume_command("invattn density train", arguments.out);
   try {
-    const DensityOutcome outcome =
-        train_density(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
-                                .time_limit = 60 * arguments.minutes,
-                                .weights = arguments.weights,
-                                .weights_only = arguments.weights_only,
-                                .shard_bytes = arguments.shard_megabytes * kMebibyte,
-                                .trace = arguments.trace});
+    const DensityOutcome outcome = train_density(
+        options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line(), .world = world},
+                  .time_limit = 60 * arguments.minutes,
+                  .weights = arguments.weights,
+                  .weights_only = arguments.weights_only,
+                  .shard_bytes = arguments.shard_megabytes * kMebibyte,
+                  .trace = arguments.trace});
+    if (!world.leads()) return;
     if (!outcome.finished) {
       std::cout << "Stopped by --time-limit after step " << outcome.step << " of " << options.steps
                 << "; everything is saved. Continue with: " << again << std::endl;
@@ -137,6 +156,7 @@ void train(TrainArguments arguments) {
     }
     require_inverted(outcome.validation);
   } catch (const Interrupted&) {
+    if (!world.leads()) throw CLI::RuntimeError(130);
     stop_interrupted(again);
   }
 }
@@ -219,14 +239,20 @@ at::Tensor test_data(const ModelArguments& arguments, const FlowImpl& flow, int6
   return load_test_data(options, count);
 }
 
-DensityScore score(const ModelArguments& arguments, const DensityEvaluation& evaluation, bool& plane) {
-  Flow flow = load_flow(arguments, arguments.apply("density"));
+DensityScore score(const ModelArguments& arguments, const DensityEvaluation& evaluation, const Processes& processes, bool& plane) {
+  Flow flow = load_flow(arguments, processes.device);
   plane = flow->options().pixels == PixelTransform::kNone;
   const at::Tensor data = test_data(arguments, *flow, evaluation.images);
-  Progress progress;
-  return score_density(*flow.ptr(), data, evaluation, arguments.seed, [&progress](double fraction, const std::string& doing) {
+  if (!processes.world.alone()) {
+    std::uint64_t weights = kFnvStart;
+    for (const at::Tensor& weight : flow->parameters()) weights = fnv1a_of(weight.detach(), weights);
+    processes.world.agree("density eval", {{"the model", std::to_string(weights)}, {"the data", std::to_string(fnv1a_of(data))}});
+  }
+  Progress progress(!processes.world.leads());
+  const auto observer = [&progress](double fraction, const std::string& doing) {
     progress.show(doing + number_text(" %.0f %%", 100 * std::min(fraction, 1.0)));
-  });
+  };
+  return score_density(*flow.ptr(), data, evaluation, arguments.seed, observer, processes.world);
 }
 
 void evaluate(const ModelArguments& arguments) {
@@ -245,7 +271,9 @@ void evaluate(const ModelArguments& arguments) {
                                      .inverse_images = arguments.inverse_images,
                                      .tolerance = arguments.tolerance};
   bool plane = false;
-  const DensityScore result = score(arguments, evaluation, plane);
+  const Processes processes = arguments.join("density eval");
+  const DensityScore result = score(arguments, evaluation, processes, plane);
+  if (!processes.world.leads()) return;
   if (arguments.json) {
     auto json = nlohmann::ordered_json::parse(to_json(result));
     json["seconds"] = result.seconds;
@@ -255,7 +283,7 @@ void evaluate(const ModelArguments& arguments) {
   }
   if (arguments.save) {
     const std::filesystem::path report = save_evaluation(
-        result, {.folder = arguments.model, .device = device_named(arguments.device, "density"), .command = command_line()});
+        result, {.folder = arguments.model, .device = processes.device, .command = command_line(), .world = processes.world});
     if (!arguments.json) std::cout << "Report: " << shown(report) << std::endl;
   }
   require_inverted(result);
@@ -390,6 +418,7 @@ void add_train(CLI::App& density) {
   command->add_option("--weights", arguments->weights, "Start a new training from the weights of this checkpoint (or weights.safetensors)");
   command->add_flag("--weights-only", arguments->weights_only,
                     "With each checkpoint write weights.safetensors: the averaged weights alone, in bfloat16");
+  arguments->add_timeout(*command);
   command->callback([arguments] { train(*arguments); });
 }
 
@@ -418,6 +447,7 @@ void add_density(CLI::App& tool) {
   command->add_option("--inverse-images", eval->inverse_images, "Images that are undone")
       ->check(CLI::Range(int64_t{0}, kMostImages))
       ->capture_default_str();
+  eval->add_timeout(*command);
   command->add_flag("--save", eval->save, "Write the figures to evaluation.json of the run, and its report again");
   command->callback([eval] { evaluate(*eval); });
 

@@ -23,6 +23,7 @@
 #include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/version.h"
+#include "invattn/dist/world.h"
 #include "invattn/io/posix_file.h"
 #include "invattn/io/printable.h"
 
@@ -43,6 +44,7 @@ constexpr const char* kExitCodes =
     "  2  wrong usage: an argument, an option or a configuration\n"
     "  3  a solver did not converge\n"
     "  4  a file or data set is missing or bad\n"
+    "  5  another process of the run was lost\n"
     "  130  stopped by Ctrl-C, everything saved\n"
     "\n`invattn SUBCOMMAND --help` explains one subcommand.";
 
@@ -174,6 +176,11 @@ int run(int argc, char** argv) {
     invattn::tool::add_doctor(tool);
     tool.footer(tool.get_footer() + kExitCodes);
     return parse_and_run(tool, argc, argv);
+  } catch (const invattn::ErrorOfFirst& error) {  // which process 0 says
+    return error.exit_code();
+  } catch (const invattn::ProcessLost& lost) {
+    std::cerr << "error: " << invattn::printable_lines(lost.what()) << "\n";
+    return invattn::ProcessLost::kExitCode;
   } catch (const invattn::Error& error) {
     std::cerr << "error: " << invattn::printable_lines(with_next_step(error, argc, argv)) << "\n";
     return error.exit_code();

@@ -28,6 +28,20 @@ namespace {
 
 bool is_plane(const FlowImpl& flow) { return flow.options().pixels == PixelTransform::kNone; }
 
+/// What each process has found becomes what all have.
+void share(DensityScore& score, const World& world) {
+  if (world.alone()) return;
+  world.sum(score.values);  // of each image in one process, 0 in the others
+  const at::Tensor counts = at::tensor({score.exact, score.inverse_failures}, at::kLong);
+  const at::Tensor largest = at::tensor({score.inverse_error, static_cast<double>(score.iterations)}, at::kDouble);
+  world.sum(counts);
+  world.max(largest);
+  score.exact = counts[0].item<int64_t>();
+  score.inverse_failures = counts[1].item<int64_t>();
+  score.inverse_error = largest[0].item<double>();
+  score.iterations = static_cast<int64_t>(largest[1].item<double>());
+}
+
 }  // namespace
 
 DensityGap density_gap(const DensityScore& score, double training, double training_error, bool plane) {
@@ -57,7 +71,7 @@ RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane) {
 }
 
 DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
-                           const DensityObserver& observer) {
+                           const DensityObserver& observer, const World& world) {
   options.validate();
   const auto start = Progress::Clock::now();
   const at::NoGradGuard no_grad;
@@ -73,15 +87,18 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   const int64_t undone = std::min(options.inverse_images, count);
   const DensityLogDet log_det = options.log_det.covering(flow.options().constant);
   DensityScore score{.images = count, .estimator = describe(log_det.options()), .inverse_images = undone};
-  std::vector<at::Tensor> values;
+  score.values = at::zeros({count}, at::kDouble);
+  int64_t number = 0;
   if (observer) observer(0, "evaluating");
-  for (int64_t first = 0; first < count; first += options.batch) {
+  for (int64_t first = 0; first < count; first += options.batch, ++number) {
+    if (number % world.size() != world.rank()) continue;
     const auto stream = static_cast<uint64_t>(seed) + static_cast<uint64_t>(first);
     at::manual_seed(derive_seed(stream, "noise"));
     const at::Tensor x = flow_input(data.slice(0, first, std::min(first + options.batch, count)).to(device), /*channels_last=*/false);
     const auto probes = static_cast<int64_t>(derive_seed(stream, "probes") >> 1);
     const LogProb log_prob = flow.log_prob(x, log_det.options(probes));
-    values.push_back((is_plane(flow) ? -log_prob.value : bits_per_dimension(log_prob.value, flow.dimensions())).to(at::kDouble).cpu());
+    score.values.narrow(0, first, x.size(0))
+        .copy_(is_plane(flow) ? -log_prob.value : bits_per_dimension(log_prob.value, flow.dimensions()));
     score.exact += log_prob.exact;
     if (first < undone) {
       const at::Tensor some = x.slice(0, 0, undone - first);
@@ -93,7 +110,7 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
     }
     if (observer) observer(static_cast<double>(first + options.batch) / static_cast<double>(count), "evaluating");
   }
-  score.values = at::cat(values);
+  share(score, world);
   score.bits = score.values.mean().item<double>();
   score.standard_error = score.values.std(/*unbiased=*/true).item<double>() / std::sqrt(static_cast<double>(count));
   score.seconds = seconds_since(start);

@@ -60,9 +60,9 @@ std::string to_json(const DensityScore& score);
 using DensityObserver = std::function<void(double fraction, const std::string& doing)>;
 
 /// Of images (N, C, H, W) uint8 or points (N, 2, 1, 1), on the device of the flow, in float32. The noise of the pixels and the probes follow
-/// from `seed`.
+/// from `seed`. Several processes share the batches, and all have the result: of each image the same figure as from one process.
 DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const DensityEvaluation& options, int64_t seed,
-                           const DensityObserver& observer = {});
+                           const DensityObserver& observer = {}, const World& world = {});
 
 /// x of a flow as pixels, uint8 on the CPU; what is not a number is grey.
 at::Tensor grey_levels_of(const at::Tensor& images);

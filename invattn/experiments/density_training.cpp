@@ -19,6 +19,8 @@
 #include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/seed.h"
+#include "invattn/core/version.h"
+#include "invattn/dist/world.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
 #include "invattn/experiments/training_parts.h"
@@ -51,12 +53,17 @@ class Training : public TrainingTask {
         run_(run),
         folder_(run.run.folder),
         device_(run.run.device),
+        world_(run.run.world),
         plane_(plane_of(options.data).has_value()),
-        opened_(run.run, kOrigin) {
+        progress_(!world_.leads()) {
+    require(options.batch % world_.size() == 0, kOrigin, "expected a batch that ", world_.size(), " processes can share, got ",
+            options.batch, ". Make it a multiple of their number.");
+    world_.first([&] { opened_.emplace(run.run, kOrigin); });
     require_room();
     progress_.show("reading " + std::string(plane_ ? "points" : "images"));
     auto data = load_training_data(options);
     validation_ = std::move(data.validation);
+    agree(data.train);
     train_ = data.train.to(device_);
     at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
     progress_.show("building the network");
@@ -64,7 +71,7 @@ class Training : public TrainingTask {
     flow_->to(device_);
     if (!run.weights.empty()) {
       start_from(run.weights);
-    } else if (run.run.resume && !std::filesystem::exists(checkpoint_path()) && std::filesystem::exists(weights_path())) {
+    } else if (run.run.resume && leads_with(!std::filesystem::exists(checkpoint_path()) && std::filesystem::exists(weights_path()))) {
       start_from(weights_path());
     }
     if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
@@ -75,7 +82,7 @@ class Training : public TrainingTask {
                                     .folder = folder_,
                                     .resume = run.run.resume,
                                     .steps = options.steps,
-                                    .batch = options.batch,
+                                    .batch = share(),
                                     .report_every = options.report_every,
                                     .look_every = options.evaluate_every,
                                     .save_seconds = 60 * options.save_minutes,
@@ -85,9 +92,10 @@ class Training : public TrainingTask {
                                     .shard_bytes = run.shard_bytes,
                                     .trace = run.trace,
                                     .guard = options.guard,
+                                    .world = world_,
                                     .advice = "Lower optimizer.learning_rate or optimizer.clip_norm, or raise warm_up."},
                      progress_);
-    make_folder(folder_ / "samples", kOrigin);
+    world_.first([&] { make_folder(folder_ / "samples", kOrigin); });
   }
 
   DensityOutcome run() {
@@ -108,14 +116,29 @@ class Training : public TrainingTask {
 
   void keep_config() const override { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
 
+  /// How many images of a batch this process takes.
+  int64_t share() const { return options_.batch / world_.size(); }
+
+  /// What holds for rank 0 holds for all.
+  bool leads_with(bool mine) const { return world_.any(world_.leads() && mine); }
+
+  /// Before the first step: all processes are about to do the same.
+  void agree(const at::Tensor& images) const {
+    if (world_.alone()) return;
+    world_.agree(kOrigin, {{"the version", std::string(kVersion) + " with torch " + kTorchVersion},
+                           {"the configuration", write_toml(options_)},
+                           {"the device", device_.is_cuda() ? "cuda" : device_.str()},
+                           {"the training data", std::to_string(fnv1a_of(images))}});
+  }
+
   /// On a GPU what does not fit is found out by the first step.
   void require_room() const {
     if (!device_.is_cpu()) return;
     const FlowOptions::Size size = options_.flow.size();
     const double copies = options_.optimizer.average > 0 ? 5 : 4;  // weights, gradients, two moments
     require_memory(sizeof(float) * copies * size.weights, kOrigin, "a flow of " + number_text("%.3g", size.weights) + " weights");
-    require_memory(sizeof(float) * static_cast<double>(options_.batch) * (options_.flow.recompute ? size.widest : size.kept), kOrigin,
-                   "a batch of " + std::to_string(options_.batch) + " images in that flow");
+    require_memory(sizeof(float) * static_cast<double>(share()) * (options_.flow.recompute ? size.widest : size.kept), kOrigin,
+                   "a batch of " + std::to_string(share()) + " images in that flow");
   }
 
   /// In MiB, at most so far, as taken from the device; not a number on the CPU.
@@ -128,7 +151,7 @@ class Training : public TrainingTask {
 
   /// Weights of another training: the averaged ones where it had such, with statistics that belong to them.
   void start_from(const std::filesystem::path& path) {
-    const Checkpoint checkpoint = load_checkpoint(path);
+    const Checkpoint checkpoint = load_checkpoint(path, world_);
     restore_network(checkpoint, *flow_, path.string());
     const Evaluating evaluating(*flow_);
     change_weights(*flow_, statistics_images(), options_.batch, [&] { restore_average(checkpoint, *flow_, path.string()); });
@@ -161,7 +184,9 @@ class Training : public TrainingTask {
       kind.terms =
           draw_terms(roulette, at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "terms " + place)));
     }
-    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), place));  // so that nothing of it has to be remembered
+    // So that nothing of it has to be remembered. Terms are drawn for all processes, noise and probes by each.
+    const std::string own = world_.leads() ? place : place + " of process " + std::to_string(world_.rank());
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), own));
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 40;
     kind.capture = options_.log_det.estimator != DensityEstimator::kExact && kind.terms <= kManyTerms;
@@ -169,7 +194,8 @@ class Training : public TrainingTask {
   }
 
   at::Tensor loss(const StepKind& kind) override {
-    const at::Tensor x = flow_input(inputs(train_.index_select(0, batches_->numbers())), options_.channels_last);
+    const at::Tensor x =
+        flow_input(inputs(train_.index_select(0, batches_->numbers().narrow(0, world_.rank() * share(), share()))), options_.channels_last);
     return -flow_->log_prob(x, options_.log_det.training_options(kind.terms)).value.mean() / unit();
   }
 
@@ -241,12 +267,12 @@ class Training : public TrainingTask {
     DensityEvaluation evaluation = options_.evaluation;
     evaluation.images = 0;
     evaluation.inverse_images = undone;
-    return score_density(*flow_, validation_, evaluation, options_.seed, {});
+    return score_density(*flow_, validation_, evaluation, options_.seed, {}, world_);
   }
 
   /// Empty where none are wanted.
   std::filesystem::path draw_samples() {
-    if (!plane_ && options_.samples == 0) return {};
+    if ((!plane_ && options_.samples == 0) || !world_.leads()) return {};
     std::string name = std::to_string(trainer_->step());
     name.insert(0, name.size() < 7 ? 7 - name.size() : 0, '0');
     std::filesystem::path path = folder_ / "samples" / (name + ".png");
@@ -280,7 +306,7 @@ class Training : public TrainingTask {
     const JudgedFlow now = judged();
     Checkpoint weights{.tensors = {}, .notes = checkpoint.notes};
     add_network(weights, *flow_);
-    save_checkpoint(weights_path(), weights_only(weights), {.shard_bytes = run_.shard_bytes});
+    world_.first([&] { save_checkpoint(weights_path(), weights_only(weights), {.shard_bytes = run_.shard_bytes}); });
   }
 
   // ---- the end
@@ -300,11 +326,22 @@ class Training : public TrainingTask {
       }
     }
     outcome.model = folder_ / "model.safetensors";
-    invattn::save(outcome.model, *flow_);
-    std::filesystem::remove(folder_ / "evaluation.json");  // of the model before this one
+    world_.first([&] {
+      invattn::save(outcome.model, *flow_);
+      std::filesystem::remove(folder_ / "evaluation.json");  // of the model before this one
+    });
     outcome.validation = score_validation(options_.evaluation.inverse_images);
     outcome.gap = record(outcome.validation, /*last=*/true);
-    outcome.picture = draw_samples();
+    world_.first([&] {
+      outcome.picture = draw_samples();
+      write_results(outcome);
+      progress_.show("writing the report");
+      outcome.report = write_report(folder_).html;
+    });
+    return outcome;
+  }
+
+  void write_results(const DensityOutcome& outcome) const {
     const ordered_json results{{"finished", true},
                                {"experiment", to_string(Experiment::kDensity)},
                                {"data", options_.data},
@@ -324,22 +361,20 @@ class Training : public TrainingTask {
                                {"certificates", outcome.promises},
                                {"made_with", ordered_json::parse(made_with(run_.run))}};
     write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
-    progress_.show("writing the report");
-    outcome.report = write_report(folder_).html;
-    return outcome;
   }
 
   const DensityOptions& options_;
   const DensityRun& run_;
   std::filesystem::path folder_;
   at::Device device_;
+  World world_;
   bool plane_;
   at::Tensor train_;       // on the device
   at::Tensor validation_;  // on the CPU
   Flow flow_{nullptr};
   std::optional<Batches> batches_;
   std::optional<TrainingLoss> loss_;
-  OpenRunFolder opened_;
+  std::optional<OpenRunFolder> opened_;  // of rank 0
   Progress progress_;
   std::optional<Trainer> trainer_;
   double memory_ = std::numeric_limits<double>::quiet_NaN();  // MiB of the device, while training

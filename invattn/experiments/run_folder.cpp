@@ -31,9 +31,10 @@ std::string made_with(const RunSettings& settings) {
   gmtime_r(&time, &parts);
   std::array<char, 32> date{};
   const std::size_t length = std::strftime(date.data(), date.size(), "%Y-%m-%d %H:%M UTC", &parts);
-  const nlohmann::ordered_json made = {{"command", settings.command},      {"invattn", kVersion},
-                                       {"torch", kTorchVersion},           {"device", settings.device.str()},
-                                       {"threads", at::get_num_threads()}, {"date", std::string(date.data(), length)}};
+  nlohmann::ordered_json made = {{"command", settings.command},      {"invattn", kVersion},
+                                 {"torch", kTorchVersion},           {"device", settings.device.str()},
+                                 {"threads", at::get_num_threads()}, {"date", std::string(date.data(), length)}};
+  if (!settings.world.alone()) made["processes"] = settings.world.size();
   return json_text(made);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "invattn/dist/world.h"
 #include "invattn/io/posix_file.h"
 
 namespace invattn {
@@ -17,6 +18,7 @@ struct RunSettings {
   at::Device device = at::Device(at::kCPU);
   bool resume = false;    ///< go on with the run that the folder holds; else a folder that holds one is refused
   std::string command{};  ///< for the record
+  World world{};          ///< the processes that work on it together; rank 0 writes the files
 };
 
 /// How a run was made, for its results.json, as a JSON object: command, versions, device, threads, date.

@@ -9,6 +9,7 @@
 #include "invattn/core/error.h"
 #include "invattn/core/range.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/nn/batch_mean.h"
 #include "invattn/nn/recompute.h"
 #include "invattn/nn/weight_budget.h"
 
@@ -18,8 +19,8 @@ namespace {
 /// The shift and log scale that give x the mean 0 and the variance 1.
 std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
   const auto channels_last = x.detach().transpose(0, 1).flatten(1);  // (C, B H W)
-  const auto mean = channels_last.mean(1);
-  const auto deviation = (channels_last - mean.unsqueeze(1)).square().mean(1).sqrt();
+  const auto mean = batch_mean(channels_last.mean(1));
+  const auto deviation = batch_mean((channels_last - mean.unsqueeze(1)).square().mean(1)).sqrt();
   return {-mean, -deviation.clamp_min(1e-6).log()};
 }
 

@@ -64,6 +64,7 @@ at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
   at::Tensor total;
   last_largest_ = at::Tensor();
   for (auto& entry : guarded_) {
+    entry.largest = at::Tensor();
     const auto& batch = entry.block->recorded();
     require(batch.defined() && at::GradMode::is_enabled(), "Guard",
             "expected a forward pass before penalty(), and gradients on, got none. Call forward on the network first, in each step.");
@@ -84,11 +85,26 @@ at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
                                        : entry.penalty(x, value, *linearization, rows, batch.size(0));
     const auto weighted = part * (options_.weight * static_cast<double>(interval(batch.size(0))));
     total = total.defined() ? total + weighted : weighted;
-    const auto largest = entry.penalty.constants().max();
-    last_largest_ = last_largest_.defined() ? at::maximum(last_largest_, largest) : largest;
+    entry.largest = entry.penalty.constants().max();
+    last_largest_ = last_largest_.defined() ? at::maximum(last_largest_, entry.largest) : entry.largest;
   }
   if (turn_.defined()) turn_.add_(1);
   return total.defined() ? total : at::zeros({});
+}
+
+void Guard::agree(const std::function<void(const at::Tensor&)>& maximum) {
+  std::vector<at::Tensor> seen;
+  for (const auto& entry : guarded_) {
+    if (entry.largest.defined()) seen.push_back(entry.largest);
+  }
+  if (seen.empty()) return;
+  const at::Tensor all = at::stack(seen);
+  maximum(all);
+  int64_t place = 0;
+  for (auto& entry : guarded_) {
+    if (entry.largest.defined()) entry.largest = all[place++];
+  }
+  last_largest_ = all.max();
 }
 
 void Guard::after_step() {
@@ -98,8 +114,8 @@ void Guard::after_step() {
 void Guard::hold() {
   const at::NoGradGuard no_grad;
   for (auto& entry : guarded_) {
-    if (!entry.penalty.constants().defined()) continue;
-    const auto largest = entry.penalty.constants().max();
+    if (!entry.largest.defined()) continue;
+    const at::Tensor& largest = entry.largest;
     const auto above = (largest > entry.constant).logical_and(largest.isfinite());
     entry.block->branch().scale_by(at::where(above, entry.constant / largest, at::ones_like(largest)));
   }
@@ -131,7 +147,7 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
   // Scaling a block changes what the blocks behind it are given: those are measured again.
   std::vector<Certificate> certificates;
   for (std::size_t i = 0; i < guarded_.size(); ++i) {
-    auto& [block, constant, penalty] = guarded_[i];
+    auto& [block, constant, penalty, seen] = guarded_[i];
     Certificate certificate{.policy = Policy::kGuarded, .basis = Basis::kMeasured, .data = data, .samples = constants_[i].numel()};
     const double largest = certificate.samples > 0 ? constants_[i].max().item<double>() : 0.0;
     const double room = constant / options_.margin;

@@ -75,6 +75,10 @@ class Guard {
   /// The same without waiting, (); undefined before the first penalty and where nothing is guarded.
   const at::Tensor& largest() const { return last_largest_; }
 
+  /// With several processes: takes the largest constant of each block over all of them. `maximum` replaces the numbers it is given, one for
+  /// each block, by the largest that any process has. Between penalty() and hold().
+  void agree(const std::function<void(const at::Tensor&)>& maximum);
+
   /// How many blocks are guarded.
   int64_t size() const { return static_cast<int64_t>(guarded_.size()); }
 
@@ -102,6 +106,7 @@ class Guard {
     InvertibleResidualImpl* block;
     double constant;
     LocalConstantPenalty penalty;
+    at::Tensor largest{};  // (), of the last penalty
   };
 
   /// Steps from one that is due to the next.

@@ -45,6 +45,7 @@ constexpr const char* kDiverged = "diverged";         // as well: numbers that a
 constexpr const char* kNetwork = "network.";
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kGuard = "guard.";
+constexpr std::string_view kVectors = "vectors.";  // of a guard, one for each sample of a batch
 constexpr const char* kAverage = "optimizer.average.";
 constexpr std::string_view kShardEnding = ".safetensors";
 constexpr std::size_t kLongestIndex = 100'000'000;
@@ -481,13 +482,30 @@ void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, 
   optimizer.restore(tensors_below(checkpoint.tensors, kOptimizer), origin);
 }
 
-void add_guard(Checkpoint& checkpoint, const Guard& guard) {
-  for (const auto& [name, tensor] : guard.state()) checkpoint.tensors.emplace(kGuard + name, tensor);
+std::uint64_t fnv1a_of(const at::Tensor& tensor, std::uint64_t digest) {
+  if (tensor.numel() == 0) return digest;
+  const at::Tensor bytes = tensor.cpu().contiguous().view({-1}).view(at::kByte);
+  return fnv1a(std::span(bytes.const_data_ptr<uint8_t>(), static_cast<std::size_t>(bytes.numel())), digest);
 }
 
-void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin) {
+void add_guard(Checkpoint& checkpoint, const Guard& guard, const World& world) {
+  for (const auto& [name, tensor] : guard.state()) {
+    checkpoint.tensors.emplace(kGuard + name, name.starts_with(kVectors) ? world.gather(tensor) : tensor);
+  }
+}
+
+void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin, const World& world) {
+  std::map<std::string, at::Tensor> state;
+  for (auto& [name, tensor] : tensors_below(checkpoint.tensors, kGuard)) {
+    if (world.alone() || !name.starts_with(kVectors)) {
+      state.emplace(name, tensor);
+    } else if (tensor.dim() > 0 && tensor.size(0) % world.size() == 0) {
+      const int64_t share = tensor.size(0) / world.size();
+      state.emplace(name, tensor.narrow(0, world.rank() * share, share).clone());
+    }
+  }
   try {
-    guard.restore(tensors_below(checkpoint.tensors, kGuard));
+    guard.restore(state);
   } catch (const Error& problem) {
     fail(ErrorKind::kData, origin, problem.what(), " The file is damaged: take another checkpoint, or start the run afresh.");
   }
@@ -533,6 +551,30 @@ Checkpoint load_checkpoint(const std::filesystem::path& path) {
       if (read_index(target) == index) throw;  // else somebody saved meanwhile
     }
   }
+}
+
+Checkpoint load_checkpoint(const std::filesystem::path& path, const World& world) {
+  Checkpoint checkpoint;
+  world.first([&] { checkpoint = load_checkpoint(path); });
+  if (world.alone()) return checkpoint;
+  nlohmann::json index;
+  if (world.leads()) {
+    index["notes"] = checkpoint.notes;
+    for (const auto& [name, tensor] : checkpoint.tensors) {
+      index["tensors"][name] = {{"type", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
+    }
+  }
+  index = nlohmann::json::parse(world.broadcast(world.leads() ? index.dump() : ""));
+  checkpoint.notes = index["notes"].get<std::map<std::string, std::string>>();
+  for (const auto& [name, kind] : index["tensors"].items()) {
+    at::Tensor& tensor = checkpoint.tensors[name];
+    if (!world.leads()) {
+      tensor = at::empty(kind["shape"].get<std::vector<int64_t>>(), static_cast<at::ScalarType>(kind["type"].get<int>()));
+    }
+    tensor = tensor.contiguous();
+    if (tensor.numel() > 0) world.broadcast(tensor.view({-1}).view(at::kByte));
+  }
+  return checkpoint;
 }
 
 }  // namespace invattn

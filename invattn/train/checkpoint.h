@@ -9,6 +9,8 @@
 #include <string>
 
 #include "invattn/core/fields.h"
+#include "invattn/core/fnv.h"
+#include "invattn/dist/world.h"
 #include "invattn/train/optimizer.h"
 
 namespace invattn {
@@ -20,6 +22,9 @@ struct Checkpoint {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> notes;  ///< whatever else the trainer has to remember
 };
+
+/// A digest of the numbers of a tensor (FNV-1a of 64 bits, going on from `digest`): the same bits have the same.
+std::uint64_t fnv1a_of(const at::Tensor& tensor, std::uint64_t digest = kFnvStart);
 
 /// Adds the parameters and buffers of the network, as "network.<name>".
 void add_network(Checkpoint& checkpoint, const torch::nn::Module& network);
@@ -37,9 +42,10 @@ bool restore_average(const Checkpoint& checkpoint, torch::nn::Module& network, c
 void add_training(Checkpoint& checkpoint, const torch::nn::Module& network, const Optimizer& optimizer);
 void restore_training(const Checkpoint& checkpoint, torch::nn::Module& network, Optimizer& optimizer, const std::string& origin);
 
-/// What a guard remembers, as "guard.<name>".
-void add_guard(Checkpoint& checkpoint, const Guard& guard);
-void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin);
+/// What a guard remembers, as "guard.<name>". With several processes: of all of them, whose parts of a batch come one after another, so that
+/// any number of processes can go on from it. Vectors that cannot be shared out in equal parts are left behind: the guard starts new ones.
+void add_guard(Checkpoint& checkpoint, const Guard& guard, const World& world = {});
+void restore_guard(const Checkpoint& checkpoint, Guard& guard, const std::string& origin, const World& world = {});
 
 /// For a training that goes on although its weights are not finite any more, where that is a result, too.
 void note_diverged(Checkpoint& checkpoint);
@@ -72,6 +78,9 @@ struct CheckpointOptions {
 /// tensor of more than shard_bytes lies in pieces, flattened, in shards one after another. The shards of each save have names of their
 /// own, and the index is written last. Then shards of other generations of this path are removed: to keep a copy, copy index and shards.
 void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint, const CheckpointOptions& options = {});
+
+/// The same where several processes work together: rank 0 reads the file, and gives what is in it to the others.
+Checkpoint load_checkpoint(const std::filesystem::path& path, const World& world);
 
 /// Reads either form. A file or shard that is missing, truncated or altered is an Error(kData) that names it.
 Checkpoint load_checkpoint(const std::filesystem::path& path);

@@ -21,9 +21,10 @@ constexpr auto kFirst = std::max<Clock::duration>(kRepeat, kRedraw);  // ago: th
 
 }  // namespace
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1), shown_(Clock::now() - kFirst) {}
+Progress::Progress(bool silent) : silent_(silent), terminal_(isatty(STDERR_FILENO) == 1), shown_(Clock::now() - kFirst) {}
 
 void Progress::show(const std::string& text) {
+  if (silent_) return;
   const auto now = Clock::now();
   if (now - shown_ < (terminal_ ? Clock::duration(kRedraw) : Clock::duration(kRepeat))) return;
   shown_ = now;
@@ -31,6 +32,7 @@ void Progress::show(const std::string& text) {
 }
 
 void Progress::keep(const std::string& text) {
+  if (silent_) return;
   std::cerr << (terminal_ ? "\r\033[K" : "") << printable_lines(text) << std::endl;
   if (terminal_) shown_ = {};
 }

@@ -11,7 +11,8 @@ class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Progress();
+  /// `silent`: shows nothing, as in a process that another one speaks for.
+  explicit Progress(bool silent = false);
 
   /// What is being done now.
   void show(const std::string& text);
@@ -20,6 +21,7 @@ class Progress {
   void keep(const std::string& text);
 
  private:
+  bool silent_;
   bool terminal_;
   Clock::time_point shown_;
 };

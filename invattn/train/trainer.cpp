@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <system_error>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "invattn/core/error.h"
+#include "invattn/core/fnv.h"
 #include "invattn/io/json_fields.h"
+#include "invattn/nn/batch_mean.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/metrics_log.h"
 
@@ -38,13 +42,18 @@ Trainer::Trainer(TrainingTask& task, torch::nn::Module& network, Optimizer optim
       figures_(at::zeros({options_.gradient_norm ? 4 : 3},
                          at::TensorOptions().dtype(options_.may_diverge ? at::kDouble : at::kFloat).device(device_))),
       trace_(options_.trace) {
-  if (std::filesystem::exists(checkpoint_path())) restore();
+  require(options_.world.alone() || options_.trace.empty(), options_.name, "expected one process for a timeline of a step, got ",
+          options_.world.size(), ". Leave out --trace, or start one process.");
+  if (has_checkpoint()) restore();
 }
 
 bool Trainer::run() {
-  if (!options_.resume) task_.keep_config();
-  if (options_.metrics) trim_metrics(options_.folder, position_.step, options_.name);
-  start_ = saved_ = Progress::Clock::now();
+  const auto keep_config = [this] { options_.world.first([this] { task_.keep_config(); }); };
+  if (!options_.resume) keep_config();
+  if (options_.metrics) options_.world.first([this] { trim_metrics(options_.folder, position_.step, options_.name); });
+  start_ = saved_ = reported_ = Progress::Clock::now();
+  busy_ = 0;
+  busy_from_ = position_.step;
   seconds_before_ = position_.seconds;
   first_ = position_.step;
   auto precision = task_.precision();
@@ -58,7 +67,7 @@ bool Trainer::run() {
       forget_start();
       throw;
     }
-    if (position_.step == first_ && options_.resume) task_.keep_config();
+    if (position_.step == first_ && options_.resume) keep_config();
     ++position_.step;
     const Decision decision = decide();
     if (decision.back_off) {
@@ -76,12 +85,12 @@ bool Trainer::run() {
     if (decision.interrupted) throw Interrupted();
     if (decision.out_of_time) return false;
   }
-  if (position_.step == first_) task_.keep_config();
+  if (position_.step == first_) keep_config();
   return true;
 }
 
 void Trainer::forget_start() const {
-  if (options_.resume || position_.step > first_ || std::filesystem::exists(checkpoint_path())) return;
+  if (!options_.world.leads() || options_.resume || position_.step > first_ || std::filesystem::exists(checkpoint_path())) return;
   std::error_code ignored;
   std::filesystem::remove(options_.folder / "config.toml", ignored);
   if (options_.metrics) std::filesystem::remove(options_.folder / "metrics.jsonl", ignored);
@@ -90,13 +99,22 @@ void Trainer::forget_start() const {
 Trainer::Decision Trainer::decide() const {
   const auto due = [this](int64_t every) { return every > 0 && position_.step % every == 0; };
   const bool last = position_.step == options_.steps;
-  const bool late = options_.time_limit > 0 && seconds_since(start_) > options_.time_limit;
+  bool interrupted = InterruptWatch::requested();
+  bool late = options_.time_limit > 0 && seconds_since(start_) > options_.time_limit;
+  bool old = seconds_since(saved_) > options_.save_seconds;
+  if (const World& world = options_.world; !world.alone()) {  // a stop is asked for in any process, the time is that of the first
+    const auto flag = [](bool on) { return on ? 1.0 : 0.0; };
+    const at::Tensor flags = at::tensor({flag(interrupted), flag(late && world.leads()), flag(old && world.leads())}, at::kDouble);
+    world.sum(flags);
+    interrupted = flags[0].item<double>() > 0;
+    late = flags[1].item<double>() > 0;
+    old = flags[2].item<double>() > 0;
+  }
   Decision decision{.report = due(options_.report_every),
                     .look = due(options_.look_every) && !last,
-                    .interrupted = InterruptWatch::requested(),
+                    .interrupted = interrupted,
                     .out_of_time = late && !last};
-  decision.save =
-      last || late || decision.interrupted || seconds_since(saved_) > options_.save_seconds || (options_.save_reports && decision.report);
+  decision.save = last || late || interrupted || old || (options_.save_reports && decision.report);
   if (decision.report || decision.save) {
     decision.figures = figures_.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     decision.back_off = !options_.may_diverge && !decision.figures.isfinite().all().item<bool>();
@@ -131,10 +149,21 @@ void Trainer::take_step() {
 }
 
 void Trainer::work(const StepKind& kind) {
+  const auto began = Progress::Clock::now();
   optimizer_.zero_grad();
-  const at::Tensor loss = task_.loss(kind);
-  const at::Tensor penalty = kind.guarded ? task_.penalty(guard_) : at::Tensor();
+  std::optional<BatchesOfAll> over_all;
+  if (const World& world = options_.world; !world.alone()) {
+    over_all.emplace([&world](const at::Tensor& mean) {
+      const at::NoGradGuard no_grad;
+      world.sum(mean);
+      mean.div_(world.size());
+    });
+  }
+  at::Tensor loss = task_.loss(kind);
+  at::Tensor penalty = kind.guarded ? task_.penalty(guard_) : at::Tensor();
   (penalty.defined() ? loss + penalty : loss).backward();
+  busy_ += seconds_since(began);
+  if (!options_.world.alone()) average(loss, penalty);
   optimizer_.step();
   task_.updated(kind, loss);
   const at::NoGradGuard no_grad;
@@ -150,11 +179,60 @@ void Trainer::work(const StepKind& kind) {
   }
 }
 
+/// Gradients, loss and penalty become their means over all processes, in one sum; the largest constants their maxima.
+void Trainer::average(at::Tensor& loss, at::Tensor& penalty) {
+  const at::NoGradGuard no_grad;
+  const World& world = options_.world;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& weight : network_.parameters()) {
+    if (!weight.grad().defined()) continue;
+    gradients.push_back(weight.grad());
+    parts.push_back(weight.grad().flatten());
+  }
+  parts.push_back(loss.detach().reshape({1}));
+  if (penalty.defined()) parts.push_back(penalty.detach().reshape({1}));
+  const at::Tensor flat = at::cat(parts);
+  world.sum(flat);
+  flat.div_(world.size());
+  const std::vector<at::Tensor> means = flat.split_with_sizes([&] {
+    std::vector<int64_t> sizes;
+    for (const at::Tensor& part : parts) sizes.push_back(part.numel());
+    return sizes;
+  }());
+  for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i].copy_(means[i].view(gradients[i].sizes()));
+  loss = means[gradients.size()].reshape({});
+  if (!penalty.defined()) return;
+  penalty = means.back().reshape({});
+  guard_.agree([&world](const at::Tensor& constants) { world.max(constants); });
+}
+
 // ---- what follows it
 
 double Trainer::steps_per_second() const { return static_cast<double>(position_.step - first_) / std::max(seconds_since(start_), 1e-9); }
 
-void Trainer::record(const std::string& line) const { append_metrics(options_.folder, line, options_.name); }
+void Trainer::record(const std::string& line) const {
+  options_.world.first([&] { append_metrics(options_.folder, line, options_.name); });
+}
+
+/// With several processes: how much longer the slowest one works on a step than they do on average.
+std::string Trainer::pace() {
+  const World& world = options_.world;
+  std::string text;
+  if (!world.alone()) {
+    const at::Tensor all = world.gather(at::full({1}, busy_, at::kDouble));
+    const double mean = all.mean().item<double>();
+    const auto slowest = all.argmax().item<int64_t>();
+    text = number_text(", %.0f images/s", static_cast<double>((position_.step - busy_from_) * options_.batch * world.size()) /
+                                              std::max(seconds_since(reported_), 1e-9)) +
+           " in " + std::to_string(world.size()) + " processes (the slowest, " + std::to_string(slowest) +
+           number_text(", takes %.0f %% more than the mean)", 100 * (all.max().item<double>() / std::max(mean, 1e-9) - 1));
+  }
+  busy_ = 0;
+  busy_from_ = position_.step;
+  reported_ = Progress::Clock::now();
+  return text;
+}
 
 void Trainer::report(const at::Tensor& sums) {
   tick();
@@ -165,14 +243,25 @@ void Trainer::report(const at::Tensor& sums) {
                                          .gradient_norm = options_.gradient_norm ? mean(kGradientNorm) : 0,
                                          .largest = sums[-1].item<double>()});
   const double left = static_cast<double>(options_.steps - position_.step) / steps_per_second();
-  if (!text.empty()) progress_.show(text + ", " + duration_text(left) + " left");
+  const std::string others = pace();
+  if (!text.empty()) progress_.show(text + others + ", " + duration_text(left) + " left");
+}
+
+bool Trainer::has_checkpoint() const { return options_.world.any(options_.world.leads() && std::filesystem::exists(checkpoint_path())); }
+
+/// Weights that are not the same in all processes are a fault of a machine: nothing is saved then.
+void Trainer::check_together() const {
+  std::uint64_t digest = kFnvStart;
+  for (const at::Tensor& weight : network_.parameters()) digest = fnv1a_of(weight.detach(), digest);
+  options_.world.agree(options_.name, {{"the weights after step " + std::to_string(position_.step), std::to_string(digest)}});
 }
 
 void Trainer::save() {
   tick();
+  if (!options_.world.alone()) check_together();
   Checkpoint checkpoint;
   add_training(checkpoint, network_, optimizer_);
-  add_guard(checkpoint, guard_);
+  add_guard(checkpoint, guard_, options_.world);
   checkpoint.tensors.emplace(kFigures, figures_);
   task_.add_to(checkpoint);
   checkpoint.notes[kPosition] = nlohmann::ordered_json{
@@ -185,18 +274,20 @@ void Trainer::save() {
     return !entry.second.is_floating_point() || entry.second.isfinite().all().template item<bool>();
   };
   if (options_.may_diverge && !std::ranges::all_of(checkpoint.tensors, finite)) note_diverged(checkpoint);
-  if (options_.metrics) sync_metrics(options_.folder, options_.name);
-  save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = options_.shard_bytes});
+  options_.world.first([&] {
+    if (options_.metrics) sync_metrics(options_.folder, options_.name);
+    save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = options_.shard_bytes});
+  });
   task_.saved(checkpoint);
   saved_ = Progress::Clock::now();
 }
 
 void Trainer::restore() {
   const std::string origin = checkpoint_path().string();
-  const Checkpoint checkpoint = load_checkpoint(checkpoint_path());
+  const Checkpoint checkpoint = load_checkpoint(checkpoint_path(), options_.world);
   const Position position = position_in(checkpoint, origin);
   restore_training(checkpoint, network_, optimizer_, origin);
-  restore_guard(checkpoint, guard_, origin);
+  restore_guard(checkpoint, guard_, origin, options_.world);
   task_.restore_from(checkpoint, position.step, origin);
   figures_.copy_(checkpoint.tensors.at(kFigures));
   position_ = position;
@@ -220,7 +311,7 @@ Trainer::Position Trainer::position_in(const Checkpoint& checkpoint, const std::
 
 void Trainer::back_off() {
   const Position astray = position_;
-  if (astray.back_offs >= kBackOffs || !std::filesystem::exists(checkpoint_path())) {
+  if (astray.back_offs >= kBackOffs || !has_checkpoint()) {
     fail(ErrorKind::kNotConverged, options_.name, "expected a finite loss, got one that is not a number by step ", astray.step,
          astray.back_offs > 0 ? ", after " + std::to_string(astray.back_offs) + " returns to the last checkpoint"
                               : ", before the first checkpoint",
@@ -229,7 +320,7 @@ void Trainer::back_off() {
   restore();
   position_.caution = astray.caution / 2;
   position_.back_offs = astray.back_offs + 1;
-  trim_metrics(options_.folder, position_.step, options_.name);
+  options_.world.first([this] { trim_metrics(options_.folder, position_.step, options_.name); });
   progress_.keep("The loss was not a number at step " + std::to_string(astray.step) + ": back to step " + std::to_string(position_.step) +
                  ", with half the learning rate.");
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "invattn/dist/world.h"
 #include "invattn/nn/guard.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/checkpoint.h"
@@ -79,7 +80,7 @@ struct TrainerOptions {
   std::filesystem::path folder{};  ///< of checkpoint.safetensors and metrics.jsonl
   bool resume = false;             ///< the configuration is kept once a step was made: one that fails leaves the run as it was
   int64_t steps = 0;               ///< after which it is finished
-  int64_t batch = 1;               ///< images of a step
+  int64_t batch = 1;               ///< images of a step in this process
   int64_t report_every = 1;        ///< steps
   int64_t look_every = 0;          ///< steps; 0: never. The end is not looked at: it is the experiment's
   double save_seconds = 300;       ///< between two checkpoints; there is one at every stop and at the end
@@ -89,6 +90,7 @@ struct TrainerOptions {
   int64_t shard_bytes = 0;         ///< of checkpoints; 0: one file
   std::filesystem::path trace{};   ///< where a timeline of one early step goes, one in which the guard looks; empty: no timeline
   GuardOptions guard{};            ///< how guarded blocks are held
+  World world{};                   ///< the processes that train together, each on a part of every batch
   bool metrics = true;             ///< metrics.jsonl is this training's
   bool save_reports = false;       ///< there is a checkpoint with each report, too
   bool may_diverge = false;        ///< a loss that is not finite is a result: it goes on. Figures are summed in float64
@@ -99,6 +101,10 @@ struct TrainerOptions {
 /// The loop of a training: steps, reports, looks, checkpoints; time limit, Ctrl-C, timeline. A training that was stopped goes on from the
 /// checkpoint in its folder to the same bits. A loss that is not finite takes it back to the last checkpoint with half the learning rate;
 /// after three such returns, and before the first checkpoint, it is an Error(kNotConverged).
+///
+/// With several processes each has the same weights and a part of every batch, of one size. Gradients, losses and what ActNorms are
+/// started from are means over all of them, what follows a step is decided together, and rank 0 writes the files. A training goes on
+/// with any number of processes; the same number gives the same bits again.
 ///
 ///   Trainer trainer(task, *network, Optimizer(*network, optimizer_options), {.folder = folder, .steps = 1000}, progress);
 ///   if (trainer.run()) ...   // the end: measure, save the model
@@ -146,8 +152,12 @@ class Trainer {
   void forget_start() const;
   void take_step();
   void work(const StepKind& kind);
+  void average(at::Tensor& loss, at::Tensor& penalty);
+  void check_together() const;
+  std::string pace();
   void tick() { position_.seconds = seconds_before_ + seconds_since(start_); }
   void report(const at::Tensor& sums);
+  bool has_checkpoint() const;
   void save();
   void restore();
   Position position_in(const Checkpoint& checkpoint, const std::string& origin) const;
@@ -167,6 +177,9 @@ class Trainer {
   Position position_;
   // Of this process:
   int64_t first_ = 0;
+  double busy_ = 0;        // seconds since the last report that were not spent waiting for other processes
+  int64_t busy_from_ = 0;  // the step of that report
+  Progress::Clock::time_point reported_;
   double seconds_before_ = 0;
   Progress::Clock::time_point start_, saved_;
 };

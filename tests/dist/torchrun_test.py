@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Several processes under torchrun, on one machine, over gloo: trainings that are disturbed end with the bits of one that was not.
+
+usage: torchrun_test.py TOOL [--kills N] [--seed S]
+
+Exit code 77: this Python has no torch, whose torchrun is needed.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+SETTINGS = {
+    "steps": 60,
+    "cool_down": 10,
+    "warm_up": 5,
+    "batch": 16,
+    "train_images": 64,
+    "validation_images": 16,
+    "measured_images": 32,
+    "evaluate_every": 0,
+    "evaluation.inverse_images": 4,
+    "flow.hidden": 8,
+    "flow.blocks": "[1,1]",
+    "flow.attention_blocks": "[0,1]",
+    "report_every": 10,
+    "save_minutes": 1e-4,  # after every few steps
+}
+
+
+class Campaign:
+    def __init__(self, tool, folder, seed):
+        self.tool, self.folder, self.random = tool, folder, random.Random(seed)
+
+    def command(self, out, processes=2, restarts=0, more=(), settings=None):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+        settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **(settings or {})}.items()]
+        return [*launcher, "--monitor-interval=0.1", "--no-python", self.tool, "density", "train", f"--out={self.folder / out}", *settings, *more]
+
+    def start(self, command, **options):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": ""}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options)
+
+    def run(self, *arguments, expect=0, **options):
+        process = self.start(self.command(*arguments, **options))
+        printed = process.communicate(timeout=300)[0]
+        check((process.returncode == 0) == (expect == 0), f"exit code {process.returncode}, expected {expect}:\n{printed}")
+        if expect:
+            check(f"(exitcode: {expect})" in printed, printed)
+        return printed
+
+    def model(self, out):
+        return (self.folder / out / "model.safetensors").read_bytes()
+
+    def workers(self, out):
+        """The processes that train in this folder, by rank."""
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and os.readlink(entry / "exe") == str(self.tool) and str(self.folder / out) in (entry / "cmdline").read_text():
+                    environment = dict(part.split("=", 1) for part in (entry / "environ").read_text().split("\0") if "=" in part)
+                    found[int(environment["RANK"])] = int(entry.name)
+            except (OSError, KeyError):
+                continue
+        return found
+
+    def worker(self, out, rank):
+        for _ in range(600):
+            pid = self.workers(out).get(rank)
+            if pid is not None:
+                return pid
+            time.sleep(0.05)
+        raise AssertionError(f"process {rank} did not start")
+
+    def wait_for_steps(self, out):
+        """Until the first checkpoint is there: what happens now happens in the middle of the training."""
+        for _ in range(1200):
+            if (self.folder / out / "checkpoint.safetensors").exists():
+                return
+            time.sleep(0.05)
+        raise AssertionError("no checkpoint was written")
+
+
+def check(holds, message):
+    if not holds:
+        raise AssertionError(message)
+
+
+def undisturbed(campaign):
+    printed = campaign.run("whole")
+    check("bits per dimension" in printed and printed.count("bits per dimension") == 1, printed)
+    results = json.loads((campaign.folder / "whole/results.json").read_text())
+    check(results["finished"] and results["made_with"]["processes"] == 2, str(results["made_with"]))
+    campaign.run("again")
+    check(campaign.model("whole") == campaign.model("again"), "the same command gave other bits")
+    campaign.run("four", processes=4)
+    check(campaign.model("four") != b"", "four processes")
+
+
+def one_process_under_torchrun(campaign):
+    """One process is as without torchrun, to the bit."""
+    campaign.run("launched", processes=1)
+    settings = [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    command = [campaign.tool, "density", "train", f"--out={campaign.folder / 'plain'}", *settings]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    check(campaign.model("launched") == campaign.model("plain"), "torchrun changed the bits of one process")
+
+
+def evaluated(campaign):
+    command = [str(campaign.tool), "density", "eval", str(campaign.folder / "whole"), "--images=40", "--batch=8", "--inverse-images=10", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as under torchrun
+    one = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300, env=environment).stdout)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--no-python"]
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300)
+    check(done.returncode == 0, done.stderr)
+    several = json.loads(done.stdout)
+    for key in ("bits", "standard_error", "images", "inverse_images", "inverse_failures", "inverse_error", "iterations", "exact"):
+        check(one[key] == several[key], f"{key}: {one[key]} in one process, {several[key]} in three")
+
+
+def killed(campaign, number):
+    """A process ends without a word, at any moment; torchrun starts all again."""
+    out = f"killed-{number}"
+    process = campaign.start(campaign.command(out, restarts=3))
+    rank = campaign.random.randrange(2)
+    pid = campaign.worker(out, rank)
+    moment = campaign.random.uniform(0, 4)
+    time.sleep(moment)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it was done
+    printed = process.communicate(timeout=300)[0]
+    check(process.returncode == 0, f"rank {rank} killed after {moment:.2f} s:\n{printed}")
+    check(campaign.model("whole") == campaign.model(out), f"rank {rank} killed after {moment:.2f} s: other bits")
+
+
+def hanging(campaign):
+    """A process stands still: the others give up after --process-timeout, and torchrun starts all again."""
+    out = "hanging"
+    process = campaign.start(campaign.command(out, restarts=1, more=["--process-timeout=3"]))
+    pid = campaign.worker(out, 1)
+    campaign.wait_for_steps(out)
+    os.kill(pid, signal.SIGSTOP)
+    printed = process.communicate(timeout=300)[0]
+    check(process.returncode == 0 and "Another process has ended or hangs" in printed, printed)
+    check(campaign.model("whole") == campaign.model(out), "other bits after a process hung")
+
+
+def asked_to_stop(campaign):
+    """SIGTERM to torchrun, as of a scheduler: everything is saved, and the run goes on."""
+    out = "stopped"
+    process = campaign.start(campaign.command(out))
+    campaign.worker(out, 1)
+    campaign.wait_for_steps(out)
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=300)[0]
+    check(process.returncode != 0 and "everything is saved" in printed, printed)
+    campaign.run(out, more=["--resume"])
+    check(campaign.model("whole") == campaign.model(out), "other bits after a stop")
+
+
+def full_disk(campaign):
+    """The process that writes cannot: all end with its error, and the run goes on when there is room."""
+    out = "full"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
+    process = campaign.start(campaign.command(out), preexec_fn=limit)
+    printed = process.communicate(timeout=300)[0]
+    check(process.returncode != 0 and printed.count("error: ") == 1 and "File too large" in printed, printed)
+    campaign.run(out, more=["--resume"])
+    check(campaign.model("whole") == campaign.model(out), "other bits after a full disk")
+
+
+def refused(campaign):
+    """What cannot work is said before the first step, once."""
+    shell = ["bash", "-c", 'exec "$0" "$@" --set seed=$RANK']
+    for name, more, options, code, message in [
+        ("odd", [], {"processes": 3}, 2, "expected a batch that 3 processes can share, got 16"),
+        ("resumed", ["--resume"], {}, 4, "expected a configuration file"),
+        ("traced", [f"--trace={campaign.folder / 'trace.json'}"], {}, 2, "expected one process for a timeline"),
+    ]:
+        printed = campaign.run(name, more=more, expect=code, **options)
+        check(message in printed and not (campaign.folder / name / "metrics.jsonl").exists(), printed)
+    command = campaign.command("apart")
+    place = command.index(campaign.tool)
+    process = campaign.start(command[:place] + shell + command[place:])
+    printed = process.communicate(timeout=300)[0]
+    check("expected the configuration of process 0 in every process, got another in process 1" in printed, printed)
+    check(process.returncode != 0 and not (campaign.folder / "apart/config.toml").exists(), printed)
+    command = campaign.command("detection")
+    process = campaign.start([part.replace("density", "detect") if part == "density" else part for part in command if not part.startswith("--set")])
+    printed = process.communicate(timeout=300)[0]
+    check("expected one process for this command" in printed, printed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tool", type=lambda path: pathlib.Path(path).resolve())
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        print("no torch in this Python")
+        return 77
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
+    campaign = Campaign(str(arguments.tool), folder, arguments.seed)
+    cases = [undisturbed, one_process_under_torchrun, evaluated, refused, full_disk, asked_to_stop, hanging]
+    failures = 0
+    try:
+        for case in [*cases, *([killed] * arguments.kills)]:
+            start = time.monotonic()
+            number = time.monotonic_ns()
+            try:
+                case(campaign, number) if case is killed else case(campaign)
+                outcome = "ok"
+            except (AssertionError, subprocess.SubprocessError, OSError) as error:
+                failures += 1
+                outcome = f"FAILED: {error}"
+            print(f"{case.__name__}: {time.monotonic() - start:.0f} s, {outcome}", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{failures} failures (seed {arguments.seed})")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
