@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "invattn/core/fnv.h"
+
 namespace invattn::reporting {
 namespace {
 
@@ -86,6 +88,8 @@ std::string slug(std::string_view name) {
     }
   }
   while (!result.empty() && result.back() == '-') result.pop_back();
+  constexpr std::size_t kLongest = 80;  // it becomes the name of a file
+  if (result.size() > kLongest) return result.substr(0, kLongest) + "-" + std::to_string(fnv1a(name));
   return result.empty() ? "unnamed" : result;
 }
 

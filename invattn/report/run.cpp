@@ -100,6 +100,13 @@ at::Tensor error_of(const ForeignTensors& tensors, const at::Tensor& originals) 
   return error.nan_to_num(infinity, infinity, infinity).amax(1);  // (K, H, W)
 }
 
+/// Of one folder, and of no other than one in it.
+bool is_folder_name(const std::string& name) {
+  constexpr std::size_t kLongest = 200;
+  return !name.empty() && name.size() <= kLongest && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
 }  // namespace
 
 std::int64_t Run::without_details() const {
@@ -115,6 +122,7 @@ Run read_run(const ResultsFile& results) {
 
   for (const Object& row_object : object.objects("rows")) {
     Cell cell{.row = read_row(row_object), .folder = {}, .details = {}, .has_pictures = false};
+    if (!is_folder_name(cell.row.id)) row_object.wrong("id", "the name of a folder in cells/");
     cell.folder = results.folder / "cells" / cell.row.id;
     if (const auto path = cell.folder / "cell.json"; std::filesystem::is_regular_file(path)) cell.details = read_details(path, cell.row.id);
     cell.has_pictures = cell.details && std::filesystem::is_regular_file(cell.folder / "pictures.safetensors");

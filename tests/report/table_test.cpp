@@ -153,6 +153,9 @@ TEST(Grouping, KeepsThePapersOrderAndNamesOfUnknownDataLast) {
   EXPECT_EQ(variants_of(rows), (std::vector<std::string>{"b", "a"}));
   EXPECT_EQ(slug("Smaller c, more Iterations!"), "smaller-c-more-iterations");
   EXPECT_EQ(slug("../é"), "unnamed");
+  const std::string name(5000, 'x');
+  EXPECT_LT(slug(name).size(), 120U);
+  EXPECT_NE(slug(name), slug(name + "y")) << "two names are two files";
 }
 
 }  // namespace
