@@ -88,17 +88,18 @@ def test_the_tool_reads_what_python_saved(tmp_path):
     ("command", "kind"),
     [
         (
-            ["density", "train", "--set", "steps=3", "--set", "cool_down=0", "--set", "warm_up=0", "--set", "train_images=64", "--set", "test_images=8"],
+            ["density", "train", "steps=3", "cool_down=0", "warm_up=0", "train_images=64", "validation_images=16", "measured_images=16", "samples=0"],
             invattn.Flow,
         ),
         (
-            ["detect", "train", "--variant", "invertible-gaussian", "--set", "epochs=1", "--set", "train_images=4", "--set", "test_images=2"],
+            ["detect", "train", "--variant=invertible-gaussian", "epochs=1", "batch=2", "train_images=4", "test_images=2"],
             invattn.Detector,
         ),
     ],
 )
 def test_python_reads_what_the_tool_saved(command, kind, tmp_path):
     run = tmp_path / "run"
+    command = [f"--set={part}" if "=" in part and not part.startswith("--") else part for part in command]
     done = subprocess.run([TOOL, *command, "--out", run], capture_output=True, text=True)
     assert done.returncode in (0, 3), done.stderr + done.stdout
     [path] = run.rglob("model.safetensors")
