@@ -195,11 +195,10 @@ void Trainer::average(at::Tensor& loss, at::Tensor& penalty) {
   const at::Tensor flat = at::cat(parts);
   world.sum(flat);
   flat.div_(world.size());
-  const std::vector<at::Tensor> means = flat.split_with_sizes([&] {
-    std::vector<int64_t> sizes;
-    for (const at::Tensor& part : parts) sizes.push_back(part.numel());
-    return sizes;
-  }());
+  std::vector<int64_t> sizes;
+  sizes.reserve(parts.size());
+  for (const at::Tensor& part : parts) sizes.push_back(part.numel());
+  const std::vector<at::Tensor> means = flat.split_with_sizes(sizes);
   for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i].copy_(means[i].view(gradients[i].sizes()));
   loss = means[gradients.size()].reshape({});
   if (!penalty.defined()) return;
