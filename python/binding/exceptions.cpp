@@ -1,6 +1,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
+#include <utility>
+
 #include <c10/util/Exception.h>
 
 #include "bindings.h"
@@ -33,13 +36,13 @@ void raise(const char* name, const char* text) {
 void bind_exceptions(py::module_& /*m*/) {
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
-      if (pointer) std::rethrow_exception(pointer);
+      if (pointer) std::rethrow_exception(std::move(pointer));
     } catch (const Error& error) {
       raise(class_of(error.kind()), error.what());
     } catch (const Stopped&) {  // in the backward pass, or where nobody waited for it
       PyErr_SetNone(PyExc_KeyboardInterrupt);
     } catch (const c10::Error&) {
-      torch::translate_exception_to_python(pointer);
+      torch::translate_exception_to_python(std::current_exception());
     }
   });
 }
