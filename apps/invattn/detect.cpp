@@ -267,8 +267,9 @@ void add_train(CLI::App& detect) {
   arguments->add_to(*command, "epochs=10");
   command->get_option("--resume")->description("Go on with the run in --out (with --set, for example epochs=…)");
   command->add_option("--data", arguments->data, kDataHelp);
-  command->add_option("--variant", arguments->variant,
-                      "base, gaussian, embedded-gaussian, dot-product, concatenation, or one of these kinds behind `invertible-`");
+  command->add_option(
+      "--variant", arguments->variant,
+      "base, gaussian, embedded-gaussian, dot-product, concatenation, distance, or one of these kinds behind `invertible-`");
   command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
   command->callback([arguments] { train(*arguments); });
 }

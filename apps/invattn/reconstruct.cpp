@@ -104,7 +104,8 @@ void add_reconstruct(CLI::App& tool) {
   command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded default)");
   command->get_option("--json")->description("Print results.json in place of the table");
   command->add_option("--data", arguments->data, "Data sets: synthetic, cifar10:PATH, svhn:PATH, celeba:PATH")->take_all();
-  command->add_option("--kind", arguments->kinds, "Kinds of attention (default: all four)");
+  command->add_option("--kind", arguments->kinds,
+                      "Kinds of attention: gaussian, embedded-gaussian, dot-product, concatenation, distance (default: all but the last)");
   command->add_option("--policy", arguments->policies, "Presets: guarded, strict, paper, published-code (default: guarded)");
   command->add_option("--seed", arguments->seeds, "Seeds (default: 0 1 2)");
   command->callback([arguments] { reconstruct(*arguments, command_line()); });

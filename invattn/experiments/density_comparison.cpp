@@ -40,9 +40,9 @@ constexpr const char* kOrigin = "density compare";
 constexpr double kSameTime = 0.05;  // relative
 
 // What makes an arm, and what no figure depends on. All other keys have to agree.
-constexpr std::array<std::string_view, 7> kArchitecture{
-    "flow.attention", "flow.attention_preset", "flow.attention_blocks", "flow.attention_radius", "flow.attention_follow", "flow.blocks",
-    "flow.hidden"};
+constexpr std::array<std::string_view, 8> kArchitecture{
+    "flow.attention",        "flow.attention_preset", "flow.attention_heads", "flow.attention_blocks",
+    "flow.attention_radius", "flow.attention_follow", "flow.blocks",          "flow.hidden"};
 constexpr std::array<std::string_view, 10> kFree{"seed",    "data",        "report_every", "evaluate_every", "save_minutes",
                                                  "samples", "temperature", "capture",      "flow.recompute", "evaluation.inverse_images"};
 constexpr std::array<std::string_view, 3> kSchedule{"steps", "warm_up", "cool_down"};

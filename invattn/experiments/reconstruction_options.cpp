@@ -50,6 +50,7 @@ std::string ReconstructionVariant::solver_name() const {
 
 AttentionOptions ReconstructionVariant::attention(AttentionKind kind, int64_t channels) const {
   AttentionOptions options = attention_preset(preset, kind, channels);
+  apply(heads, options.heads);
   apply(phi, options.phi);
   apply(value_constant, options.value_constant);
   apply(output_constant, options.output_constant);
@@ -68,7 +69,6 @@ void ReconstructionVariant::validate() const {
           learning_rate.value_or(0), ".");
   require_range(kOrigin, "fixed_point_iterations", fixed_point_iterations.value_or(1), int64_t{1}, kMostIterations);
   solver_options_named(solver_name());
-  attention(AttentionKind::kEmbeddedGaussian, kChannels).validate();
   require(!slug(title()).empty(), kOrigin, "expected a name with a letter or digit, got '", name, "'.");
 }
 
@@ -99,6 +99,7 @@ void ReconstructionOptions::validate() const {
   inverse.validate();
   for (const ReconstructionVariant& variant : variants) {
     variant.validate();
+    for (const AttentionKind kind : kinds) variant.attention(kind, kChannels).validate();
     require(std::find(inverse.solvers.begin(), inverse.solvers.end(), variant.solver_name()) != inverse.solvers.end(), kOrigin, "expected ",
             variant.solver_name(), ", whose inverse the table of '", variant.title(),
             "' shows, among the solvers, got others only. Add it to inverse.solvers.");

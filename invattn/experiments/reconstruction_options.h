@@ -17,6 +17,7 @@ struct ReconstructionVariant {
   std::string name{};  ///< in tables; empty: the name of the preset
   AttentionPreset preset = AttentionPreset::kGuarded;
   std::optional<double> learning_rate{};            ///< in place of the experiment's (appendix, technique 1)
+  std::optional<int64_t> heads{};                   ///< of every block
   std::optional<Response> phi{};                    ///< of dot-product and concatenation (technique 2)
   std::optional<double> value_constant{};           ///< c of F (technique 3)
   std::optional<double> output_constant{};          ///< c of W_L (technique 3)
@@ -34,6 +35,7 @@ struct ReconstructionVariant {
     field("name", self.name, "in tables; empty: the name of the preset");
     field("preset", self.preset, "the options to start from");
     field("learning_rate", self.learning_rate, "in place of the experiment's learning_rate");
+    field("heads", self.heads, "response maps of a block; divides its 12 channels; unset: 1");
     field("phi", self.phi, "in place of the preset's activation (dot-product, concatenation)");
     field("value_constant", self.value_constant, "in place of the preset's Lipschitz constant of F; 0: unconstrained");
     field("output_constant", self.output_constant, "in place of the preset's Lipschitz constant of W_L; 0: unconstrained");

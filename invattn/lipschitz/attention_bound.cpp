@@ -2,13 +2,17 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "invattn/core/error.h"
 
 namespace invattn {
 
-at::Tensor AttentionBound::total() const { return mu_R * c_F + mu_F * c_R; }
+at::Tensor AttentionBound::total() const {
+  if (mu_F.dim() == 0) return mu_R * c_F + mu_F * c_R;
+  return mu_R.amax() * c_F + (mu_F * c_R).norm();
+}
 
 void require_bound_exists(const ResponseMap& map) {
   const bool counted = map.normalization == Normalization::kCount;
@@ -25,7 +29,8 @@ AttentionBound attention_bound(const AttentionFacts& facts) {
           facts.radius, ".");
   require(facts.channels > 0 && facts.positions > 0, "attention_bound", "expected channels and positions, got ", facts.channels, " and ",
           facts.positions, ".");
-  const double reach = facts.radius * std::sqrt(static_cast<double>(facts.channels));  // rho: |x_i|_2 at most
+  const auto reach_of = [&](int64_t channels) { return facts.radius * std::sqrt(static_cast<double>(channels)); };  // of their part of x_i
+  const double reach = reach_of(facts.scored_channels > 0 ? facts.scored_channels : facts.channels);                // rho
   const auto positions = static_cast<double>(facts.positions);
   const double mass = facts.map.mass;
   const auto largest = [reach](const MapNorms& map) { return map.weight * reach + map.bias; };
@@ -51,8 +56,8 @@ AttentionBound attention_bound(const AttentionFacts& facts) {
   const auto crowding = [](double shares, const at::Tensor& spread) { return shares / (1 + (shares - 1) * (-spread).exp()); };
 
   AttentionBound bound;
-  bound.c_F = facts.value.weight;
-  bound.mu_F = largest(facts.value);
+  bound.c_F = facts.whole_value.defined() ? facts.whole_value : facts.value.weight;
+  bound.mu_F = facts.value.weight * reach_of(facts.channels) + facts.value.bias;
   switch (facts.map.normalization) {
     case Normalization::kColumns: {
       const auto kappa = crowding(positions, over_rows);
@@ -87,6 +92,29 @@ AttentionBound attention_bound(const AttentionFacts& facts) {
     }
   }
   return bound;
+}
+
+void require_distance_bound_exists(Normalization normalization, bool relative) {
+  const bool exists = normalization == Normalization::kRows || (relative && normalization == Normalization::kCount);
+  require(exists, "attention_bound",
+          "expected normalisation rows, or count with relative = true, for the policy strict of the kind distance, got ", normalization,
+          relative ? " with" : " without", " relative. Use the preset strict, or the policy guarded.");
+}
+
+double distance_constant(Normalization normalization, bool relative, double mass, int64_t positions) {
+  require_distance_bound_exists(normalization, relative);
+  require(positions > 0, "attention_bound", "expected positions, got ", positions, ".");
+  if (normalization == Normalization::kCount) return mass;
+  // The mean of |q_j - q_i|^2 under a row of R is at most the M of M exp(M + 1) = N - 1. The left side is convex and Newton's method
+  // starts on the right, so that it never passes M.
+  const double others = static_cast<double>(positions) - 1;
+  double spread = std::max(1.0, std::log(std::max(others, 1.0)));
+  for (int step = 0; step < 100; ++step) spread -= (spread - others * std::exp(-spread - 1)) / (spread + 1);
+  // The largest values of u / (1 + e^u) and of its root over 1 + e^u, rounded up.
+  constexpr double kLargestSquare = 0.27847, kLargestRoot = 0.27788;
+  const double columns = 1 + others * (0.5 + 2 * kLargestSquare + 2 * std::sqrt(spread) * kLargestRoot);
+  const double diagonal = relative ? std::max(1.0, 2 * spread - 1) : 2 * spread;
+  return mass * (diagonal + std::sqrt((1 + 2 * spread) * columns));
 }
 
 }  // namespace invattn

@@ -8,8 +8,8 @@
 
 namespace invattn {
 
-/// An affine map of positions, x_i -> W x_i + b, as far as bounds need to know it. Both are 0-dimensional tensors, so that bounds are
-/// differentiable in the weights.
+/// An affine map of positions, x_i -> W x_i + b, as far as bounds need to know it. Both are 0-dimensional tensors, or with several heads
+/// (H), one number for each head's share of the rows, so that bounds are differentiable in the weights.
 struct MapNorms {
   at::Tensor weight;  // spectral norm of W
   at::Tensor bias;    // Euclidean norm of b
@@ -18,13 +18,16 @@ struct MapNorms {
 /// What is known of an attention A(x) = R(x) F(x) on the domain |entries of x| <= radius.
 struct AttentionFacts {
   ResponseMap map;
-  int64_t channels = 0;
-  int64_t positions = 0;  // N
+  int64_t channels = 0;         // of x, which F sees
+  int64_t scored_channels = 0;  // of x, which query and key of a head see; 0: all
+  int64_t positions = 0;        // N
   double radius = 1;
   MapNorms query, key, value;
+  at::Tensor whole_value = {};  // spectral norm of F's W over all heads; undefined: that of the one head
 };
 
-/// Theorem 1 in the L2 norm: the constant of A over the domain is at most mu_R c_F + mu_F c_R. Derived in docs/reference/math.md.
+/// Theorem 1 in the L2 norm: the constant of A over the domain is at most mu_R c_F + mu_F c_R; with several heads, where the first three
+/// are (H), at most max mu_R times c_F + the root of the sum of (mu_F c_R)^2. Derived in docs/reference/math.md.
 struct AttentionBound {
   at::Tensor mu_R;  ///< |R(x)|_2 at most, over the domain
   at::Tensor c_R;   ///< the change of R(x) F, per unit of |F_j| and of |dx|, at most
@@ -38,5 +41,13 @@ AttentionBound attention_bound(const AttentionFacts& facts);
 
 /// Throws as attention_bound does, without needing norms.
 void require_bound_exists(const ResponseMap& map);
+
+/// The constant, over the whole space and at N positions, of q -> sum_j R_ij q_j, or of sum_j R_ij (q_j - q_i) where it is relative, with
+/// r_ij = exp(-|q_i - q_j|^2). Derived in docs/reference/math.md. Throws where no bound is known: divided by anything but rows, or where
+/// differences are summed a count.
+double distance_constant(Normalization normalization, bool relative, double mass, int64_t positions);
+
+/// Throws as distance_constant does.
+void require_distance_bound_exists(Normalization normalization, bool relative);
 
 }  // namespace invattn

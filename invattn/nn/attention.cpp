@@ -22,17 +22,44 @@
 #include "invattn/nn/weight_budget.h"
 #include "invattn/ops/attention_inverse.h"
 #include "invattn/ops/composed_score.h"
+#include "invattn/ops/distance_attention.h"
 
 namespace invattn {
 namespace {
 
 constexpr const char* kOrigin = "AttentionOptions";
 
-bool has_embedding(AttentionKind kind) { return kind != AttentionKind::kGaussian; }
+bool has_query(AttentionKind kind) { return kind != AttentionKind::kGaussian; }
+bool is_distance(AttentionKind kind) { return kind == AttentionKind::kDistance; }
+bool has_key(AttentionKind kind) { return has_query(kind) && !is_distance(kind); }
 bool uses_phi(AttentionKind kind) { return kind == AttentionKind::kDotProduct || kind == AttentionKind::kConcatenation; }
 
 /// A projection aims this far below the constant, so that rounding does not put it above and the forward pass has nothing left to do.
 constexpr double kBelow = 1 - 1e-6;
+
+/// Channels of query and key of each head.
+int64_t head_width(const AttentionOptions& options) {
+  return std::max<int64_t>(1, options.channels / (options.bottleneck * options.heads));
+}
+
+DistanceMap distance_map(const AttentionOptions& options) { return {options.normalization, options.mass, options.relative}; }
+
+/// (B, H c, N) -> (B H, c, N): heads as samples.
+at::Tensor split_heads(const at::Tensor& positions, int64_t heads) {
+  if (heads == 1) return positions;
+  return positions.reshape({positions.size(0) * heads, positions.size(1) / heads, positions.size(2)});
+}
+
+/// (B H, c, N) -> (B, H c, N)
+at::Tensor join_heads(const at::Tensor& positions, int64_t heads) {
+  if (heads == 1) return positions;
+  return positions.reshape({positions.size(0) / heads, positions.size(1) * heads, positions.size(2)});
+}
+
+/// (B H, n, m) -> (B, n, m)
+at::Tensor mean_of_heads(const at::Tensor& maps, int64_t heads) {
+  return heads == 1 ? maps : maps.unflatten(0, {maps.size(0) / heads, heads}).mean(1);
+}
 
 }  // namespace
 
@@ -45,6 +72,8 @@ void AttentionOptions::validate() const {
   require(channels > 0 && channels <= kMostChannels, kOrigin, "expected a positive number of channels, got ", channels,
           ". Set it to C of the input, for example AttentionOptions{.channels = 12}.");
   require(bottleneck > 0, kOrigin, "expected a positive bottleneck, got ", bottleneck, ".");
+  require(heads > 0 && channels % heads == 0, kOrigin, "expected heads to divide the ", channels, " channels, got ", heads, " heads.");
+  require(!relative || is_distance(kind), kOrigin, "expected relative = true for the kind distance only, got it for ", kind, ".");
   require(mass > 0 && mass <= kLargestReal, kOrigin, "expected a positive mass, got ", mass, ".");
   for (const auto& [name, value] : {std::pair{"value_constant", value_constant}, std::pair{"output_constant", output_constant},
                                     std::pair{"response_constant", response_constant}}) {
@@ -53,7 +82,7 @@ void AttentionOptions::validate() const {
   require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
   require(radius > 0 && radius <= kLargestReal, kOrigin, "expected a positive, finite radius, got ", radius, ".");
   const auto response = map().response;
-  require(!(normalization == Normalization::kCount && response == Response::kExponential), kOrigin,
+  require(!(normalization == Normalization::kCount && response == Response::kExponential && !is_distance(kind)), kOrigin,
           "expected the Gaussian kinds to be divided by a sum of their responses, got normalisation count, with which exp overflows. "
           "Use columns, rows, all or balanced.");
   const bool has_sign = response == Response::kElu || response == Response::kIdentity;
@@ -69,13 +98,32 @@ void AttentionOptions::validate() const {
   require(policy != Policy::kProduct, kOrigin,
           "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
   if (policy == Policy::kStrict) {
-    require_bound_exists(map());
+    if (is_distance(kind)) {
+      require_distance_bound_exists(normalization, relative);
+      require(outside == Outside::kReport, kOrigin,
+              "expected outside = report for the kind distance, whose strict bound holds for every x, got ", outside, ".");
+    } else {
+      require_bound_exists(map());
+    }
     require(
         output == OutputMap::kLinear && output_constant > 0 && value_constant > 0, kOrigin,
         "expected a constrained F and W_L for the policy strict (output linear, value_constant and output_constant above 0), got output ",
         output, ", ", value_constant, " and ", output_constant, ".");
   }
 }
+
+namespace {
+
+AttentionOptions by_distance(AttentionOptions options, Policy policy) {
+  options.policy = policy;
+  options.normalization = Normalization::kCount;
+  options.relative = true;
+  options.bottleneck = 1;
+  options.start = Start::kIdentity;
+  return options;
+}
+
+}  // namespace
 
 AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, int64_t channels) {
   AttentionOptions options{.channels = channels, .kind = kind};
@@ -100,6 +148,7 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
       options.policy = Policy::kPaper;
       break;
     case AttentionPreset::kGuarded:
+      if (is_distance(kind)) return by_distance(options, Policy::kGuarded);
       // Found by training each kind under the guard on three data sets (docs/guide/choosing.md).
       if (!uses_phi(kind)) options.normalization = Normalization::kBalanced;
       if (kind != AttentionKind::kConcatenation) options.start = Start::kIdentity;
@@ -109,6 +158,7 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
       }
       break;
     case AttentionPreset::kStrict:
+      if (is_distance(kind)) return by_distance(options, Policy::kStrict);
       options.policy = Policy::kStrict;
       options.normalization = Normalization::kBalanced;
       // The bound grows with the spread of the scores: small query and key maps leave more to W_L.
@@ -160,23 +210,22 @@ at::Tensor AttentionImpl::Affine::adjoint(const at::Tensor& cotangents) const {
   return at::bmm(weight.t().unsqueeze(0).expand({cotangents.size(0), -1, -1}), cotangents);
 }
 
-AttentionInputs AttentionImpl::Maps::inputs(const at::Tensor& positions) const {
-  const auto queries = query(positions);
-  return {queries, query.same_as(key) ? queries : key(positions), value(positions)};
-}
-
 AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options) {
   options_.validate();
   const auto channels = options_.channels;
-  const auto width = std::max<int64_t>(1, channels / options_.bottleneck);
-  if (has_embedding(options_.kind)) {
-    query_ = register_module("query", PointwiseMap(channels, width, options_.bias, options_.response_constant));
-    key_ = register_module("key", PointwiseMap(channels, width, options_.bias, options_.response_constant));
+  const auto heads = options_.heads;
+  const auto width = head_width(options_);
+  if (has_query(options_.kind)) {
+    query_ = register_module("query", PointwiseMap(channels, heads * width, options_.bias, options_.response_constant));
+  }
+  if (has_key(options_.kind)) {
+    key_ = register_module("key", PointwiseMap(channels, heads * width, options_.bias, options_.response_constant));
   }
   if (options_.kind == AttentionKind::kConcatenation) {
-    concat_ = register_module("concat", PointwiseMap(2 * width, 1, false, options_.response_constant));
+    concat_ = register_module("concat", PointwiseMap(2 * width, heads, false, options_.response_constant));
   }
-  value_ = register_module("value", PointwiseMap(channels, channels, options_.bias, options_.value_constant));
+  value_ = register_module("value", is_distance(options_.kind) ? PointwiseMap(width, channels, false, options_.value_constant)
+                                                               : PointwiseMap(channels, channels, options_.bias, options_.value_constant));
   if (options_.output == OutputMap::kLinear) {
     output_ = register_module("output", PointwiseMap(channels, channels, options_.bias, options_.output_constant));
   } else if (options_.output == OutputMap::kGate) {
@@ -191,8 +240,8 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
 void AttentionImpl::start_as_identity() {
   at::NoGradGuard no_grad;
   const auto channels = static_cast<double>(options_.channels);
-  if (has_embedding(options_.kind)) {
-    const auto width = static_cast<double>(key_->weight.size(0));
+  if (has_key(options_.kind)) {
+    const auto width = static_cast<double>(head_width(options_));
     key_->weight.mul_(0.3);
     query_->weight.mul_(0.3).add_(0.5 / std::sqrt(width * channels));
     if (options_.bias) {
@@ -200,8 +249,14 @@ void AttentionImpl::start_as_identity() {
       query_->bias.zero_();
     }
   }
-  value_->weight.copy_(0.9 * at::eye(options_.channels));
-  if (options_.bias) value_->bias.fill_((options_.kind == AttentionKind::kGaussian ? 3 : 2) / std::sqrt(channels));
+  if (is_distance(options_.kind)) {
+    // Distances between the positions' own channels, and each head gives back what it took.
+    if (query_->weight.size(0) == options_.channels) query_->weight.copy_(at::eye(options_.channels));
+    value_->weight.copy_(0.9 * at::eye(options_.channels / options_.heads, head_width(options_)).repeat({options_.heads, 1}));
+  } else {
+    value_->weight.copy_(0.9 * at::eye(options_.channels));
+  }
+  if (value_->bias.defined()) value_->bias.fill_((options_.kind == AttentionKind::kGaussian ? 3 : 2) / std::sqrt(channels));
   if (options_.output == OutputMap::kLinear) {
     output_->weight.zero_();
     if (options_.bias) output_->bias.zero_();
@@ -218,20 +273,44 @@ void AttentionImpl::check(const at::Tensor& x, const char* origin) const {
           x.device(), ". Move one of them with .to(…).");
 }
 
+/// Of the one head (), or of each (H).
 MapNorms AttentionImpl::norms(const Affine& map) const {
   const auto options = value_->weight.options();
-  return {map.weight.defined() ? spectral_norm(map.weight) : at::ones({}, options),
-          map.bias.defined() ? map.bias.norm() : at::zeros({}, options)};
+  const auto heads = options_.heads;
+  if (heads == 1) {
+    return {map.weight.defined() ? spectral_norm(map.weight) : at::ones({}, options),
+            map.bias.defined() ? map.bias.norm() : at::zeros({}, options)};
+  }
+  MapNorms result{at::ones({heads}, options), at::zeros({heads}, options)};
+  if (map.weight.defined()) {
+    std::vector<at::Tensor> of_heads;
+    for (const auto& rows : map.weight.chunk(heads)) of_heads.push_back(spectral_norm(rows));
+    result.weight = at::stack(of_heads);
+  }
+  if (map.bias.defined()) result.bias = at::linalg_vector_norm(map.bias.view({heads, -1}), 2, 1);
+  return result;
 }
 
 AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
+  if (is_distance(options_.kind)) {
+    const auto options = value_->weight.options();
+    const double constant = distance_constant(options_.normalization, options_.relative, options_.mass, positions);
+    AttentionBound bound;
+    bound.mu_R = at::full({}, constant, options);
+    bound.c_F = norms(maps.value).weight.amax() * spectral_norm(maps.query.weight);
+    bound.mu_F = bound.c_R = at::zeros({}, options);
+    return bound;
+  }
+  const auto share = options_.kind == AttentionKind::kGaussian ? options_.channels / options_.heads : options_.channels;
   return attention_bound({.map = options_.map(),
                           .channels = options_.channels,
+                          .scored_channels = share,
                           .positions = positions,
                           .radius = options_.radius,
                           .query = norms(maps.query),
                           .key = norms(maps.key),
-                          .value = norms(maps.value)});
+                          .value = norms(maps.value),
+                          .whole_value = options_.heads == 1 ? at::Tensor() : spectral_norm(maps.value.weight)});
 }
 
 AttentionBound AttentionImpl::bound(int64_t positions) const { return bound(maps(positions), positions); }
@@ -260,10 +339,8 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
   enum : std::uint8_t { kQuery, kKey, kConcat, kValue, kOutput };
 
   Maps result;
-  if (has_embedding(options_.kind)) {
-    result.query = {weights[kQuery], query_->bias};
-    result.key = {weights[kKey], key_->bias};
-  }
+  if (has_query(options_.kind)) result.query = {weights[kQuery], query_->bias};
+  if (has_key(options_.kind)) result.key = {weights[kKey], key_->bias};
   if (options_.score_scale != 1 || options_.score_shift != 0) {
     result.query = result.key = score_map();
   }
@@ -273,7 +350,11 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
     result.query = {query.weight, query.bias};
     result.key = {key.weight, key.bias};
   }
-  result.value = {weights[kValue], value_->bias};
+  if (is_distance(options_.kind) && options_.heads > 1) {
+    result.value = {at::block_diag(weights[kValue].chunk(options_.heads)), {}};
+  } else {
+    result.value = {weights[kValue], value_->bias};
+  }
   if (options_.output == OutputMap::kLinear) {
     auto weight = weights[kOutput];
     if (options_.policy == Policy::kStrict) {
@@ -287,24 +368,39 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
   return result;
 }
 
+at::Tensor AttentionImpl::clipped(const at::Tensor& positions) const {
+  return clips() ? positions.clamp(-options_.radius, options_.radius) : positions;
+}
+
+AttentionInputs AttentionImpl::inputs(const Maps& maps, const at::Tensor& positions) const {
+  const auto split = [this](const at::Tensor& channels) { return split_heads(channels, options_.heads); };
+  const auto queries = split(maps.query(positions));
+  if (is_distance(options_.kind)) return distance_inputs(queries, queries);
+  return {queries, maps.query.same_as(maps.key) ? queries : split(maps.key(positions)), split(maps.value(positions))};
+}
+
+/// A(x)
+at::Tensor AttentionImpl::attend(const Maps& maps, const at::Tensor& positions) const {
+  if (!is_distance(options_.kind)) return join_heads(response_attention(inputs(maps, positions), options_.map()), options_.heads);
+  const auto queries = split_heads(maps.query(positions), options_.heads);
+  return maps.value(join_heads(distance_attention(queries, distance_map(options_)), options_.heads));
+}
+
 at::Tensor AttentionImpl::evaluate(const Maps& maps, const at::Tensor& x) const {
-  auto positions = x.flatten(2);  // (B, C, N)
-  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
-  return maps.output(response_attention(maps.inputs(positions), options_.map())).reshape(x.sizes());
+  return maps.output(attend(maps, clipped(x.flatten(2)))).reshape(x.sizes());
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   RECORD_USER_SCOPE("attention");
   check(x, "Attention");
-  if (options_.policy == Policy::kStrict && options_.outside == Outside::kThrow) outside_domain(x);
+  if (options_.outside == Outside::kThrow) outside_domain(x);
   return evaluate(maps(x.size(2) * x.size(3)), x);
 }
 
 at::Tensor AttentionImpl::response(const at::Tensor& x) {
   check(x, "Attention");
-  auto positions = x.flatten(2);
-  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
-  return response_map(maps(positions.size(2)).inputs(positions), options_.map());
+  const auto positions = clipped(x.flatten(2));
+  return mean_of_heads(response_map(inputs(maps(positions.size(2)), positions), options_.map()), options_.heads);
 }
 
 at::Tensor AttentionImpl::response(const at::Tensor& x, int64_t factor) {
@@ -316,52 +412,70 @@ at::Tensor AttentionImpl::response(const at::Tensor& x, int64_t factor) {
   const auto cells = (cells_of(x.size(2)).unsqueeze(1) * columns + cells_of(x.size(3))).flatten();  // (N): the cell of each position
   const auto count = ((x.size(2) + factor - 1) / factor) * columns;
   const auto member = at::one_hot(cells, count).to(x.scalar_type()).t();  // (P, N)
-  auto positions = x.flatten(2);
-  if (clips()) positions = positions.clamp(-options_.radius, options_.radius);
-  auto inputs = maps(positions.size(2)).inputs(positions);
-  inputs.value = member.unsqueeze(0).expand({x.size(0), -1, -1});
-  const auto taken = response_attention(inputs, options_.map());                                          // (B, P from, N)
+  const auto positions = clipped(x.flatten(2));
+  auto of_heads = inputs(maps(positions.size(2)), positions);
+  of_heads.value = member.unsqueeze(0).expand({of_heads.query.size(0), -1, -1});
+  const auto taken = mean_of_heads(response_attention(of_heads, options_.map()), options_.heads);         // (B, P from, N)
   return at::matmul(taken, (member / member.sum(1, /*keepdim=*/true)).t()).transpose(1, 2).contiguous();  // (B, P, P from)
 }
 
-/// J at a point: the three 1x1 maps, the closed form of the attention, W_L.
+/// J at a point: the 1x1 maps, the closed form of the attention, W_L.
 class AttentionImpl::PointLinearization final : public Linearization {
  public:
-  PointLinearization(Maps maps, const AttentionOptions& options, bool clips, const at::Tensor& x)
-      : maps_(std::move(maps)), shape_(x.sizes().vec()) {
-    auto positions = x.detach().flatten(2);
-    if (clips) {
-      inside_ = (positions.abs() <= options.radius).to(x.scalar_type());
-      positions = positions.clamp(-options.radius, options.radius);
+  PointLinearization(const AttentionImpl& attention, Maps maps, const at::Tensor& x)
+      : maps_(std::move(maps)), heads_(attention.options_.heads), shape_(x.sizes().vec()) {
+    const auto& options = attention.options_;
+    const auto positions = x.detach().flatten(2);
+    if (attention.clips()) inside_ = (positions.abs() <= options.radius).to(x.scalar_type());
+    const auto clipped = attention.clipped(positions);
+    if (is_distance(options.kind)) {
+      by_distance_ = linearize_distance_attention(split(maps_.query(clipped)), distance_map(options));
+    } else {
+      by_score_ = linearize_response_attention(attention.inputs(maps_, clipped), options.map());
     }
-    inner_ = linearize_response_attention(maps_.inputs(positions), options.map());
   }
 
   at::Tensor value() const override {
     at::NoGradGuard no_grad;
-    return maps_.output(inner_->value()).view(shape_);
+    const auto attended = by_distance_ ? maps_.value(join(by_distance_->value())) : join(by_score_->value());
+    return maps_.output(attended).view(shape_);
   }
 
   at::Tensor jvp(const at::Tensor& tangent) const override {
     at::NoGradGuard no_grad;
     const auto v = masked(tangent.flatten(2));
-    return maps_.output.linear(inner_->jvp({maps_.query.linear(v), maps_.key.linear(v), maps_.value.linear(v)})).reshape(shape_);
+    const auto queries = split(maps_.query.linear(v));
+    const auto pushed = by_distance_ ? maps_.value.linear(join(by_distance_->jvp(queries)))
+                                     : join(by_score_->jvp({queries, split(maps_.key.linear(v)), split(maps_.value.linear(v))}));
+    return maps_.output.linear(pushed).reshape(shape_);
   }
 
   at::Tensor vjp(const at::Tensor& cotangent) const override {
     at::NoGradGuard no_grad;
-    const auto pulled = inner_->vjp(maps_.output.adjoint(cotangent.flatten(2)));
-    const auto sum = maps_.query.adjoint(pulled.query) + maps_.key.adjoint(pulled.key) + maps_.value.adjoint(pulled.value);
-    return masked(sum).reshape(shape_);
+    const auto attended = maps_.output.adjoint(cotangent.flatten(2));
+    return masked(by_distance_ ? through_distance(attended) : through_score(attended)).reshape(shape_);
   }
 
  private:
+  at::Tensor split(const at::Tensor& channels) const { return split_heads(channels, heads_); }
+  at::Tensor join(const at::Tensor& channels) const { return join_heads(channels, heads_); }
   at::Tensor masked(const at::Tensor& positions) const { return inside_.defined() ? positions * inside_ : positions; }
 
+  at::Tensor through_distance(const at::Tensor& attended) const {
+    return maps_.query.adjoint(join(by_distance_->vjp(split(maps_.value.adjoint(attended)))));
+  }
+  at::Tensor through_score(const at::Tensor& attended) const {
+    const auto pulled = by_score_->vjp(split(attended));
+    return maps_.query.adjoint(join(pulled.query)) + maps_.key.adjoint(join(pulled.key)) + maps_.value.adjoint(join(pulled.value));
+  }
+
   Maps maps_;
+  int64_t heads_;
   std::vector<int64_t> shape_;
   at::Tensor inside_;  // where clipping lets changes through
-  std::unique_ptr<AttentionLinearization> inner_;
+  // One of the two.
+  std::unique_ptr<AttentionLinearization> by_score_;
+  std::unique_ptr<Linearization> by_distance_;
 };
 
 FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
@@ -375,10 +489,10 @@ FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
       },
       [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
         at::NoGradGuard quiet;
-        return std::make_unique<PointLinearization>(fixed, options_, clips(), x);
+        return std::make_unique<PointLinearization>(*this, fixed, x);
       },
       [this, fixed](const at::Tensor& y, const IterationRules& rules) -> std::optional<EngineRun> {
-        if (clips()) return std::nullopt;  // the kernels know no clipping
+        if (clips() || options_.heads > 1 || is_distance(options_.kind)) return std::nullopt;  // the kernels know none of these
         const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
         const AttentionBranch branch{map(fixed.query), map(fixed.key), map(fixed.value), map(fixed.output), options_.map()};
         auto found = fast_attention_inverse(branch, y.flatten(2), rules);
@@ -411,13 +525,13 @@ Certificate AttentionImpl::certificate() const {
     // W_L is scaled for the number of positions at hand, so that the bound holds for any.
     result.basis = Basis::kProved;
     result.constant = options_.constant;
-    result.domain_radius = clips() ? 0 : options_.radius;
+    result.domain_radius = has_domain() ? options_.radius : 0;
   }
   return result;
 }
 
 int64_t AttentionImpl::outside_domain(const at::Tensor& x) const {
-  if (options_.policy != Policy::kStrict || options_.outside == Outside::kClip || x.numel() == 0) return 0;
+  if (!has_domain() || x.numel() == 0) return 0;
   // What a solver's tolerance leaves at the border is not outside; NaN is.
   const auto largest = x.detach().abs().flatten(1).amax(1);
   const auto count = (largest <= options_.radius * (1 + 1e-5)).logical_not().sum().item<int64_t>();

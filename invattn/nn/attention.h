@@ -21,12 +21,13 @@
 
 namespace invattn {
 
-/// The paper's four response functions (its table 1).
+/// The paper's four response functions (its table 1), and one by distances, whose constant has a bound on the whole space.
 enum class AttentionKind {
   kGaussian,          ///< exp(x_i . x_j)
   kEmbeddedGaussian,  ///< exp(W_1 x_i . W_2 x_j)
   kDotProduct,        ///< phi(W_1 x_i . W_2 x_j)
   kConcatenation,     ///< phi(W_3 [W_1 x_i, W_2 x_j])
+  kDistance,          ///< exp(-|q_i - q_j|^2) with q = W_1 x + b_1, and F a map of q, without bias
 };
 
 /// What stands after the weighted sum.
@@ -52,11 +53,12 @@ enum class Outside {
 template <>
 struct EnumNames<AttentionKind> {
   static constexpr std::string_view kWhat = "a kind of attention";
-  static constexpr std::array<std::pair<AttentionKind, std::string_view>, 4> kNames{
+  static constexpr std::array<std::pair<AttentionKind, std::string_view>, 5> kNames{
       {{AttentionKind::kGaussian, "gaussian"},
        {AttentionKind::kEmbeddedGaussian, "embedded-gaussian"},
        {AttentionKind::kDotProduct, "dot-product"},
-       {AttentionKind::kConcatenation, "concatenation"}}};
+       {AttentionKind::kConcatenation, "concatenation"},
+       {AttentionKind::kDistance, "distance"}}};
 };
 
 template <>
@@ -83,8 +85,10 @@ struct AttentionOptions {
   int64_t channels = 0;                                   ///< C of the input; has to be given
   AttentionKind kind = AttentionKind::kConcatenation;     ///< the response function
   Normalization normalization = Normalization::kColumns;  ///< what the response map is divided by
-  Response phi = Response::kEluPlusOne;                   ///< of dot-product and concatenation; the Gaussians use exp
-  int64_t bottleneck = 4;                                 ///< query and key have C / bottleneck channels, at least one
+  Response phi = Response::kEluPlusOne;                   ///< of dot-product and concatenation; the other kinds use exp
+  int64_t bottleneck = 4;                                 ///< query and key have C / bottleneck channels over all heads, at least one each
+  int64_t heads = 1;                                      ///< response maps, each with its share of query, key and F; divides C
+  bool relative = false;                                  ///< distance: A_i = sum_j R_ij (F_j - F_i) in place of sum_j R_ij F_j
   double mass = 1.0;                                      ///< what columns (rows, all) of the map sum to (appendix, technique 4)
   double value_constant = 0.9;                            ///< c of F; 0: unconstrained
   double output_constant = 0.9;                           ///< c of W_L; 0: unconstrained
@@ -104,8 +108,10 @@ struct AttentionOptions {
     field("channels", self.channels, "channels of the input; has to be given");
     field("kind", self.kind, "the response function");
     field("normalization", self.normalization, "what the response map is divided by");
-    field("phi", self.phi, "activation of dot-product and concatenation; the Gaussians use exp");
-    field("bottleneck", self.bottleneck, "query and key have channels / bottleneck channels, at least one");
+    field("phi", self.phi, "activation of dot-product and concatenation; the other kinds use exp");
+    field("bottleneck", self.bottleneck, "query and key have channels / bottleneck channels over all heads, at least one each");
+    field("heads", self.heads, "response maps, each with its share of query, key and F; divides channels");
+    field("relative", self.relative, "distance: sums differences F_j - F_i in place of F_j");
     field("mass", self.mass, "what the columns (rows, all) of the response map sum to");
     field("value_constant", self.value_constant, "Lipschitz constant of F; 0: unconstrained");
     field("output_constant", self.output_constant, "Lipschitz constant of W_L; 0: unconstrained");
@@ -170,7 +176,7 @@ class PointwiseMapImpl : public RebindableModule {
 };
 TORCH_MODULE(PointwiseMap);
 
-/// W_L A(x): the attention branch of all four kinds, plain or constrained.
+/// W_L A(x): the attention branch of all kinds, plain or constrained.
 ///
 /// A position of x is a column of the flattened image, N = H W. NaN in a sample stays in that sample.
 class AttentionImpl : public BranchImpl {
@@ -190,14 +196,15 @@ class AttentionImpl : public BranchImpl {
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// R(x), (B, N, N): how much each position takes from each.
+  /// R(x), (B, N, N): how much each position takes from each; with several heads, their mean.
   at::Tensor response(const at::Tensor& x);
 
   /// The same between cells of `factor` x `factor` positions, (B, P, P): how much of what a cell's positions take, on average, comes from
   /// each cell. The whole map is never in memory, so that large images can be looked at.
   at::Tensor response(const at::Tensor& x, int64_t factor);
 
-  /// The terms of the bound on the constant of A over the domain of `options().radius`, at N positions.
+  /// The terms of the bound on the constant of A over the domain of `options().radius`, at N positions; of the kind distance, over the
+  /// whole space.
   AttentionBound bound(int64_t positions) const;
 
   const AttentionOptions& options() const { return options_; }
@@ -215,10 +222,9 @@ class AttentionImpl : public BranchImpl {
     at::Tensor adjoint(const at::Tensor& cotangents) const;    // (B, outputs, N) -> (B, inputs, N)
     bool same_as(const Affine& other) const { return weight.is_same(other.weight) && bias.is_same(other.bias); }
   };
-  /// The constrained maps as used at N positions.
+  /// The constrained maps as used at N positions. The kind distance has no key, and its F is a map of the query.
   struct Maps {
     Affine query, key, value, output;
-    AttentionInputs inputs(const at::Tensor& positions) const;
   };
   class PointLinearization;
 
@@ -228,14 +234,20 @@ class AttentionImpl : public BranchImpl {
   /// Query and key of the kind gaussian: x_i shifted, and scaled by the root of the scale. One map for both, so that the kernels see that
   /// the response map is symmetric.
   Affine score_map() const;
+  /// Query, key and value of every head, (B heads, ..., N): heads are samples to whatever computes attention.
+  AttentionInputs inputs(const Maps& maps, const at::Tensor& positions) const;
   MapNorms norms(const Affine& map) const;
   AttentionBound bound(const Maps& maps, int64_t positions) const;
+  at::Tensor attend(const Maps& maps, const at::Tensor& positions) const;
   at::Tensor evaluate(const Maps& maps, const at::Tensor& x) const;
   bool clips() const { return options_.policy == Policy::kStrict && options_.outside == Outside::kClip; }
+  /// Whether what is proved holds for |entries of x| <= radius only.
+  bool has_domain() const { return options_.policy == Policy::kStrict && options_.kind != AttentionKind::kDistance && !clips(); }
+  at::Tensor clipped(const at::Tensor& positions) const;
 
   AttentionOptions options_;
   PointwiseMap query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
-  PointwiseMap concat_{nullptr};  // W_3, (1, 2 d), without bias
+  PointwiseMap concat_{nullptr};  // W_3, (heads, 2 d / heads), without bias
   at::Tensor gate_;               // gamma
   mutable std::mutex score_mutex_;
   mutable Affine score_map_;  // as made for the weights' device and type

@@ -116,6 +116,9 @@ std::optional<AttentionKind> kind_of(DetectorVariant variant) {
     case DetectorVariant::kConcatenation:
     case DetectorVariant::kInvertibleConcatenation:
       return AttentionKind::kConcatenation;
+    case DetectorVariant::kDistance:
+    case DetectorVariant::kInvertibleDistance:
+      return AttentionKind::kDistance;
     case DetectorVariant::kBase:
       break;
   }
@@ -133,6 +136,7 @@ void DetectorOptions::validate() const {
   require_range(kOrigin, "size", size, kCoarsest, kLargestSide);
   require(channels > 0, kOrigin, "expected positive channels, got ", channels, ".");
   require_range(kOrigin, "channels", channels, int64_t{1}, kMostChannels);
+  require(heads > 0 && channels % heads == 0, kOrigin, "expected heads to divide the ", channels, " channels, got ", heads, " heads.");
   require(reduction > 0, kOrigin, "expected a positive reduction, got ", reduction, ".");
   require_range(kOrigin, "reduction", reduction, int64_t{1}, kMostChannels);
   for (const auto* list : {&dilations, &last_dilations}) {
@@ -156,13 +160,15 @@ DetectorImpl::DetectorImpl(const DetectorOptions& options) : options_(options) {
     reduce_[level] = add_dilated("reduce" + number, backbone_->channels(static_cast<int64_t>(level)), channels, options_.dilations);
     const auto kind = kind_of(options_.variant);
     if (!kind) continue;
-    if (is_invertible(options_.variant)) {
-      const auto block = std::make_shared<InvertibleAttentionImpl>(attention_preset(options_.preset, *kind, channels));
+    const bool invertible = is_invertible(options_.variant);
+    auto attention = attention_preset(invertible ? options_.preset : AttentionPreset::kPlain, *kind, channels);
+    attention.heads = options_.heads;
+    if (invertible) {
+      const auto block = std::make_shared<InvertibleAttentionImpl>(attention);
       invertible_.push_back(register_module("attention" + number, block));
       attention_.push_back(std::dynamic_pointer_cast<AttentionImpl>(block->attention().shared_from_this()));
     } else {
-      const auto plain = std::make_shared<AttentionImpl>(attention_preset(AttentionPreset::kPlain, *kind, channels));
-      attention_.push_back(register_module("attention" + number, plain));
+      attention_.push_back(register_module("attention" + number, std::make_shared<AttentionImpl>(attention)));
     }
   }
   for (std::size_t i = 0; i < fuse_.size(); ++i) {

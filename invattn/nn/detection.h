@@ -23,32 +23,36 @@
 
 namespace invattn {
 
-/// The paper's nine networks: without attention, and with each kind, plain or invertible.
+/// The paper's nine networks, and two with the kind distance: without attention, and with each kind, plain or invertible.
 enum class DetectorVariant {
   kBase,
   kGaussian,
   kEmbeddedGaussian,
   kDotProduct,
   kConcatenation,
+  kDistance,
   kInvertibleGaussian,
   kInvertibleEmbeddedGaussian,
   kInvertibleDotProduct,
   kInvertibleConcatenation,
+  kInvertibleDistance,
 };
 
 template <>
 struct EnumNames<DetectorVariant> {
   static constexpr std::string_view kWhat = "a variant";
-  static constexpr std::array<std::pair<DetectorVariant, std::string_view>, 9> kNames{
+  static constexpr std::array<std::pair<DetectorVariant, std::string_view>, 11> kNames{
       {{DetectorVariant::kBase, "base"},
        {DetectorVariant::kGaussian, "gaussian"},
        {DetectorVariant::kEmbeddedGaussian, "embedded-gaussian"},
        {DetectorVariant::kDotProduct, "dot-product"},
        {DetectorVariant::kConcatenation, "concatenation"},
+       {DetectorVariant::kDistance, "distance"},
        {DetectorVariant::kInvertibleGaussian, "invertible-gaussian"},
        {DetectorVariant::kInvertibleEmbeddedGaussian, "invertible-embedded-gaussian"},
        {DetectorVariant::kInvertibleDotProduct, "invertible-dot-product"},
-       {DetectorVariant::kInvertibleConcatenation, "invertible-concatenation"}}};
+       {DetectorVariant::kInvertibleConcatenation, "invertible-concatenation"},
+       {DetectorVariant::kInvertibleDistance, "invertible-distance"}}};
 };
 
 /// The kind of attention of a variant; none for the base.
@@ -59,6 +63,7 @@ bool is_invertible(DetectorVariant variant);
 struct DetectorOptions {
   DetectorVariant variant = DetectorVariant::kBase;
   AttentionPreset preset = AttentionPreset::kGuarded;  ///< the other options of invertible attention; plain attention is the preset plain
+  int64_t heads = 1;                                   ///< of plain and invertible attention
   int64_t size = 352;                                  ///< height and width that images are resized to, a multiple of 32
   bool antialias = true;                               ///< smooth images (and masks) that are shrunk to it, as Pillow does
   ResNetOptions backbone{};
@@ -71,6 +76,7 @@ struct DetectorOptions {
   static void visit(Self& self, Visitor&& field) {
     field("variant", self.variant, "base, or the kind of attention at each level, alone (plain) or behind `invertible-`");
     field("preset", self.preset, "the other options of invertible attention: guarded, strict, paper or published-code");
+    field("heads", self.heads, "of plain and invertible attention; divides channels");
     field("size", self.size, "height and width that images are resized to, a multiple of 32");
     field("antialias", self.antialias, "smooth images and masks that are shrunk to it, as Pillow does");
     field("backbone", self.backbone, "the residual network");

@@ -37,6 +37,8 @@ AttentionKind kind_of(FlowAttention attention) {
       return AttentionKind::kDotProduct;
     case FlowAttention::kConcatenation:
       return AttentionKind::kConcatenation;
+    case FlowAttention::kDistance:
+      return AttentionKind::kDistance;
     case FlowAttention::kNone:
       break;
   }
@@ -46,7 +48,8 @@ AttentionKind kind_of(FlowAttention attention) {
 AttentionOptions attention_options(const FlowOptions& options, int64_t channels) {
   auto result = attention_preset(options.attention_preset, kind_of(options.attention), channels);
   result.constant = options.constant;
-  if (result.policy == Policy::kStrict) {  // a flow has to be invertible everywhere
+  result.heads = options.attention_heads;
+  if (result.policy == Policy::kStrict && result.kind != AttentionKind::kDistance) {  // a flow has to be invertible everywhere
     result.radius = options.attention_radius;
     result.outside = Outside::kClip;
   }
@@ -87,6 +90,7 @@ void FlowOptions::validate() const {
           attention_blocks.size(), ".");
   require(attention_preset != AttentionPreset::kPlain, kOrigin,
           "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
+  require_range(kOrigin, "attention_heads", attention_heads, int64_t{1}, kMostChannels);
   require(attention_radius > 0 && attention_radius <= kLargestReal, kOrigin, "expected a positive attention_radius, got ", attention_radius,
           ".");
   require(attention_follow >= 0 && attention_follow < 1, kOrigin, "expected attention_follow from 0 to below 1, got ", attention_follow,

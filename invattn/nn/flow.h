@@ -30,7 +30,7 @@ enum class PixelTransform {
 };
 
 /// The kinds of attention, or none.
-enum class FlowAttention { kNone, kGaussian, kEmbeddedGaussian, kDotProduct, kConcatenation };
+enum class FlowAttention { kNone, kGaussian, kEmbeddedGaussian, kDotProduct, kConcatenation, kDistance };
 
 /// The distribution of the latents.
 enum class FlowPrior {
@@ -48,12 +48,13 @@ struct EnumNames<PixelTransform> {
 template <>
 struct EnumNames<FlowAttention> {
   static constexpr std::string_view kWhat = "a kind of attention";
-  static constexpr std::array<std::pair<FlowAttention, std::string_view>, 5> kNames{
+  static constexpr std::array<std::pair<FlowAttention, std::string_view>, 6> kNames{
       {{FlowAttention::kNone, "none"},
        {FlowAttention::kGaussian, "gaussian"},
        {FlowAttention::kEmbeddedGaussian, "embedded-gaussian"},
        {FlowAttention::kDotProduct, "dot-product"},
-       {FlowAttention::kConcatenation, "concatenation"}}};
+       {FlowAttention::kConcatenation, "concatenation"},
+       {FlowAttention::kDistance, "distance"}}};
 };
 
 template <>
@@ -83,6 +84,7 @@ struct FlowOptions {
   bool actnorm = true;                                           ///< a scale and shift per channel in front of every block
   FlowAttention attention = FlowAttention::kConcatenation;       ///< the kind of the attention blocks
   AttentionPreset attention_preset = AttentionPreset::kGuarded;  ///< their other options
+  int64_t attention_heads = 1;                                   ///< of each of them
   std::vector<int64_t> attention_blocks{1};  ///< how many of them stand behind the blocks of each scale; 0 where not given
   double attention_radius = 3;               ///< preset strict: entries beyond are clipped inside the branch
   double attention_follow = 0;               ///< of the ActNorm in front of attention (ActNormOptions::follow)
@@ -111,6 +113,7 @@ struct FlowOptions {
     field("actnorm", self.actnorm, "a scale and shift per channel in front of every block");
     field("attention", self.attention, "the kind of the attention blocks, or none");
     field("attention_preset", self.attention_preset, "their other options: guarded, strict, paper or published-code");
+    field("attention_heads", self.attention_heads, "heads of each of them; divides the channels of every scale that has attention");
     field("attention_blocks", self.attention_blocks, "how many of them stand behind the blocks of each scale; 0 where not given");
     field("attention_radius", self.attention_radius, "preset strict: entries beyond are clipped inside the branch");
     field("attention_follow", self.attention_follow,

@@ -105,6 +105,7 @@ FlowGrowth::FlowGrowth(const FlowOptions& from, const FlowOptions& to) : from_(f
   if (!has_attention) {
     expected.attention = to_.attention;
     expected.attention_preset = to_.attention_preset;
+    expected.attention_heads = to_.attention_heads;
     expected.attention_radius = to_.attention_radius;
     expected.attention_follow = to_.attention_follow;
   }

@@ -14,6 +14,12 @@ namespace {
 using Map = AttentionBranch::Map;
 
 Map composed(const at::Tensor& half, const Map& map) {
+  const auto heads = half.size(0);
+  if (heads > 1) {  // each with its own rows of the map
+    const auto rows = half.unsqueeze(1);
+    return {at::bmm(rows, map.weight.view({heads, half.size(1), -1})).squeeze(1),
+            map.bias.defined() ? at::bmm(rows, map.bias.view({heads, half.size(1), 1})).flatten() : at::Tensor()};
+  }
   return {at::mm(half, map.weight), map.bias.defined() ? at::mv(half, map.bias) : at::Tensor()};
 }
 
@@ -37,7 +43,7 @@ struct Side {
 }  // namespace
 
 std::pair<Map, Map> composed_scores(const at::Tensor& score, const Map& query, const Map& key) {
-  const bool by_kernel = kernels::cuda::has_compose_score() && score.is_cuda() && score.scalar_type() == at::kFloat &&
+  const bool by_kernel = kernels::cuda::has_compose_score() && score.size(0) == 1 && score.is_cuda() && score.scalar_type() == at::kFloat &&
                          !at::GradMode::is_enabled() && chosen_kernels() != Kernels::kReference;
   if (!by_kernel) {
     const auto halves = score.chunk(2, 1);

@@ -104,7 +104,7 @@ Table inverse_table(const std::vector<DetectionGroup>& groups) {
 
 /// Invertible attention is dashed, its plain kind drawn through in the same colour.
 Drawing::LineStyle line_of(std::size_t variant) {
-  constexpr std::array<Colour, 4> kColours{kBlue, kVermilion, kGreen, kPurple};
+  constexpr std::array<Colour, 5> kColours{kBlue, kVermilion, kGreen, kPurple, kOchre};
   const Colour colour = variant == kDetectionVariants.size() - 1 ? kInk : kColours[variant / 2];
   return {.colour = colour, .width = 1.5, .dashed = variant % 2 == 1};
 }

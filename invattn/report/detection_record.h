@@ -18,15 +18,15 @@ namespace invattn::reporting {
 /// S-measure, mean F, mean E, mean absolute error.
 using DetectionMeasures = std::array<double, 4>;
 
-/// One of the paper's networks.
+/// One of the networks: the paper's nine, and two by distances.
 struct DetectionVariant {
   std::string_view variant;            ///< as configurations name it
   const char* name;                    ///< as the paper does
-  std::array<const char*, 4> printed;  ///< the paper's measures for CAMO
+  std::array<const char*, 4> printed;  ///< the paper's measures for CAMO; empty: it has none
 };
 
 /// In the order of the paper's table: a plain kind of attention, then the same kind invertible; the network without attention last.
-inline constexpr std::array<DetectionVariant, 9> kDetectionVariants{
+inline constexpr std::array<DetectionVariant, 11> kDetectionVariants{
     {{"concatenation", "Concat", {"0.799", "0.762", "0.850", "0.076"}},
      {"invertible-concatenation", "InvConcat", {"0.799", "0.759", "0.853", "0.075"}},
      {"dot-product", "Dot", {"0.799", "0.760", "0.853", "0.076"}},
@@ -35,6 +35,8 @@ inline constexpr std::array<DetectionVariant, 9> kDetectionVariants{
      {"invertible-gaussian", "InvGaus", {"0.801", "0.764", "0.852", "0.076"}},
      {"embedded-gaussian", "EGaus", {"0.792", "0.750", "0.842", "0.077"}},
      {"invertible-embedded-gaussian", "InvEGaus", {"0.793", "0.754", "0.843", "0.078"}},
+     {"distance", "L2", {"", "", "", ""}},
+     {"invertible-distance", "InvL2", {"", "", "", ""}},
      {"base", "Base", {"0.791", "0.758", "0.840", "0.078"}}}};
 
 /// How the attention of one level was undone on the features of test images.

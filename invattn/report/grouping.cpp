@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kDatasets{
     {{"cifar10", "CIFAR-10"}, {"svhn", "SVHN"}, {"celeba", "CelebA"}, {"synthetic", "synthetic"}}};
-constexpr std::array<std::string_view, 4> kKinds{"gaussian", "embedded-gaussian", "dot-product", "concatenation"};
+constexpr std::array<std::string_view, 5> kKinds{"gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance"};
 
 /// Names that we do not know come last, as they came.
 std::size_t rank_of_dataset(const std::string& name) {

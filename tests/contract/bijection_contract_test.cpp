@@ -39,6 +39,7 @@ std::vector<BijectionCase> attention_cases() {
     for (const auto& [normalization, normalization_name] : EnumNames<Normalization>::kNames) {
       if (is_gaussian(kind) && normalization == Normalization::kCount) continue;  // refused: exp overflows
       for (const auto policy : {Policy::kPaper, Policy::kGuarded, Policy::kStrict}) {
+        if (kind == AttentionKind::kDistance && policy == Policy::kStrict && normalization != Normalization::kRows) continue;  // no bound
         add(word(kind_name) + "_" + word(normalization_name) + "_" + word(to_string(policy)),
             {.channels = 4, .kind = kind, .normalization = normalization, .bottleneck = 2, .policy = policy}, shape);
       }
@@ -46,8 +47,18 @@ std::vector<BijectionCase> attention_cases() {
     add(word(kind_name) + "_strict_preset", attention_preset(AttentionPreset::kStrict, kind, 4), shape);
     add(word(kind_name) + "_one_position", {.channels = 3, .kind = kind}, {2, 3, 1, 1});
     add(word(kind_name) + "_one_channel", {.channels = 1, .kind = kind, .mass = 0.7, .bias = false}, {2, 1, 3, 2});
+    add(word(kind_name) + "_heads", {.channels = 4, .kind = kind, .bottleneck = 1, .heads = 2}, shape);
+    auto strict_heads = attention_preset(AttentionPreset::kStrict, kind, 4);
+    strict_heads.heads = 4;
+    add(word(kind_name) + "_strict_heads", strict_heads, shape);
+    if (kind == AttentionKind::kDistance) continue;  // whose bound holds everywhere
     AttentionOptions clipped{.channels = 4, .kind = kind, .policy = Policy::kStrict, .outside = Outside::kClip};
     add(word(kind_name) + "_clipped", clipped, shape);
+  }
+  for (const auto& [normalization, name] : EnumNames<Normalization>::kNames) {
+    add("distance_relative_" + word(name),
+        {.channels = 4, .kind = AttentionKind::kDistance, .normalization = normalization, .bottleneck = 2, .heads = 2, .relative = true},
+        shape);
   }
   for (const auto phi : {Response::kSoftplus, Response::kRelu}) {
     for (const auto kind : {AttentionKind::kDotProduct, AttentionKind::kConcatenation}) {

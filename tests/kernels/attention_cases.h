@@ -109,10 +109,11 @@ inline std::vector<AttentionCase> attention_cases() {
   for (auto score : {Score::kProduct, Score::kSum}) {
     for (auto response : {R::kExponential, R::kEluPlusOne, R::kRelu, R::kElu, R::kIdentity}) {
       for (auto normalization : {M::kColumns, M::kRows, M::kAll, M::kBalanced, M::kCount}) {
-        if (response == R::kExponential && normalization == M::kCount) continue;
+        const bool overflows = response == R::kExponential && normalization == M::kCount;  // where scores are large
         const bool has_sign = response == R::kElu || response == R::kIdentity;
         if (has_sign && normalization == M::kBalanced) continue;
         for (auto data : {Data::kRandom, Data::kEqual, Data::kZero, Data::kDominating, Data::kSpread, Data::kNegative, Data::kHuge}) {
+          if (overflows && data != Data::kRandom && data != Data::kEqual && data != Data::kZero) continue;
           add(score, response, normalization, data, 1, 3, 12, 67);
         }
         for (int64_t n : {1, 2, 3, 31, 32, 33, 64, 257}) add(score, response, normalization, Data::kRandom, 2, 3, 5, n);

@@ -19,6 +19,7 @@ namespace {
 using testing::bound_cases;
 using testing::bound_setting;
 using testing::BoundCase;
+using testing::BoundSetting;
 using testing::directional_difference;
 using testing::exact_constants;
 using testing::gradient;
@@ -67,13 +68,15 @@ TEST_P(BoundHolds, AndSoDoItsParts) {
     const auto bound = attention->bound(setting.positions);
     const auto x = points_of_box(4, setting.channels, setting.positions, setting.radius, setting.seed);
     const double response = at::linalg_svdvals(attention->response(x)).max().item<double>();
-    ASSERT_LE(response, bound.mu_R.item<double>() * kRounding) << setting;
+    ASSERT_LE(response, bound.mu_R.max().item<double>() * kRounding) << setting;
+    const auto total = bound.mu_R.max() * bound.c_F + (bound.mu_F * bound.c_R).norm();
+    ASSERT_NEAR(bound.total().item<double>(), total.item<double>(), 1e-12 * total.item<double>()) << setting;
+    if (GetParam().kind == AttentionKind::kDistance) continue;  // whose bound has one part
     const auto parameters = attention->named_parameters();
     const auto values = at::matmul(parameters["value.weight"], x.flatten(2)) + parameters["value.bias"].view({-1, 1});  // (B, C, N)
-    ASSERT_LE(values.norm(2, 1).max().item<double>(), bound.mu_F.item<double>() * kRounding) << setting;
+    const auto of_heads = values.unflatten(1, {setting.heads, -1}).norm(2, 2).amax({0, 2});                             // (H)
+    ASSERT_TRUE((of_heads <= bound.mu_F * kRounding).all().item<bool>()) << setting;
     ASSERT_NEAR(bound.c_F.item<double>(), at::linalg_matrix_norm(parameters["value.weight"], 2).item<double>(), 1e-12) << setting;
-    ASSERT_NEAR(bound.total().item<double>(), (bound.mu_R * bound.c_F + bound.mu_F * bound.c_R).item<double>(),
-                1e-12 * bound.total().item<double>());
   }
 }
 
@@ -151,6 +154,46 @@ TEST(AttentionBound, IsDifferentiableInTheWeights) {
                 1e-5 * std::max(1.0, std::abs(difference.item<double>())))
         << name_of(bound_case) << ": " << setting;
   }
+}
+
+// The bound by distances of the map divided by the number of positions is met where all positions coincide.
+TEST(DistanceConstant, IsMetByPositionsInOnePlace) {
+  for (const int64_t positions : {2, 5, 64}) {
+    EXPECT_EQ(distance_constant(Normalization::kCount, /*relative=*/true, 0.7, positions), 0.7);
+    BoundSetting setting{.positions = positions, .channels = 4, .bottleneck = 1, .mass = 0.7, .seed = 3};
+    auto attention = setting.attention({AttentionKind::kDistance, Normalization::kCount, Response::kEluPlusOne, /*relative=*/true});
+    const at::NoGradGuard no_grad;
+    const auto together = at::full({1, 4, 1, positions}, 0.3, at::kDouble);
+    attention->named_parameters()["value.weight"].copy_(at::eye(4) * 2);
+    attention->named_parameters()["query.weight"].copy_(at::eye(4) * 1.5);
+    EXPECT_NEAR(exact_constants(*attention, together).item<double>(), 0.7 * 2 * 1.5, 1e-10);
+    EXPECT_NEAR(attention->bound(positions).total().item<double>(), 0.7 * 2 * 1.5, 1e-10);
+  }
+}
+
+// Of rows it grows with the logarithm of the number of positions under a root of it, far slower than the sqrt(N) (4 M + 1) of Kim,
+// Papamakarios and Mnih with their M.
+TEST(DistanceConstant, OfRowsIsBelowThePublishedBound) {
+  EXPECT_EQ(distance_constant(Normalization::kRows, /*relative=*/true, 2, 1), 2 * (1 + 1));
+  for (const int64_t positions : {2, 16, 256, 4096}) {
+    const double others = static_cast<double>(positions) - 1;
+    double published = 1;  // M exp(M + 1) = N - 1 by bisection
+    for (double step = 16; step > 1e-12; step /= 2) {
+      while (published * std::exp(published + 1) > others && published > step) published -= step;
+      while (published * std::exp(published + 1) < others) published += step;
+    }
+    const double bound = distance_constant(Normalization::kRows, /*relative=*/false, 1, positions);
+    EXPECT_LT(bound, std::sqrt(static_cast<double>(positions)) * (4 * published + 1)) << positions;
+    EXPECT_GE(bound, 1);
+  }
+}
+
+TEST(DistanceConstant, IsRefusedWhereThereIsNone) {
+  for (const auto normalization : {Normalization::kColumns, Normalization::kAll, Normalization::kBalanced}) {
+    for (const bool relative : {false, true}) EXPECT_THROW(distance_constant(normalization, relative, 1, 4), Error);
+  }
+  EXPECT_THROW(distance_constant(Normalization::kCount, /*relative=*/false, 1, 4), Error);
+  EXPECT_THROW(distance_constant(Normalization::kRows, /*relative=*/false, 1, 0), Error);
 }
 
 TEST(AttentionBound, IsRefusedWhereThereIsNone) {

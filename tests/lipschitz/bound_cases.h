@@ -19,6 +19,7 @@ struct BoundCase {
   AttentionKind kind;
   Normalization normalization;
   Response phi;
+  bool relative = false;
 };
 
 inline bool has_phi(AttentionKind kind) { return kind == AttentionKind::kDotProduct || kind == AttentionKind::kConcatenation; }
@@ -26,6 +27,7 @@ inline bool has_phi(AttentionKind kind) { return kind == AttentionKind::kDotProd
 inline std::string name_of(const BoundCase& c) {
   auto name = std::string(to_string(c.kind)) + "_" + std::string(to_string(c.normalization));
   if (has_phi(c.kind)) name += c.phi == Response::kSoftplus ? "_softplus" : "_elu1";
+  if (c.relative) name += "_relative";
   std::erase(name, '-');
   return name;
 }
@@ -36,7 +38,12 @@ inline std::vector<BoundCase> bound_cases() {
   std::vector<BoundCase> cases;
   for (const auto& [kind, kind_name] : EnumNames<AttentionKind>::kNames) {
     for (const auto& [normalization, normalization_name] : EnumNames<Normalization>::kNames) {
-      if (has_phi(kind)) {
+      if (kind == AttentionKind::kDistance) {
+        if (normalization == Normalization::kRows) cases.push_back({kind, normalization, Response::kEluPlusOne});
+        if (normalization == Normalization::kRows || normalization == Normalization::kCount) {
+          cases.push_back({kind, normalization, Response::kEluPlusOne, /*relative=*/true});
+        }
+      } else if (has_phi(kind)) {
         cases.push_back({kind, normalization, Response::kEluPlusOne});
         cases.push_back({kind, normalization, Response::kSoftplus});
       } else if (normalization != Normalization::kCount) {
@@ -57,6 +64,7 @@ struct BoundSetting {
   bool constant_values = false;  ///< F(x) = b, which leaves the bound with its c_R alone
   double response_constant = 0;
   int64_t bottleneck = 4;
+  int64_t heads = 1;
   double mass = 1;
   uint64_t seed = 0;
 
@@ -66,6 +74,8 @@ struct BoundSetting {
                                       .normalization = c.normalization,
                                       .phi = c.phi,
                                       .bottleneck = bottleneck,
+                                      .heads = heads,
+                                      .relative = c.relative,
                                       .mass = mass,
                                       .value_constant = 0,
                                       .output_constant = 0,
@@ -87,7 +97,7 @@ struct BoundSetting {
 inline std::ostream& operator<<(std::ostream& out, const BoundSetting& s) {
   return out << "N=" << s.positions << " C=" << s.channels << " radius=" << s.radius << " scale=" << s.scale
              << " bias_scale=" << s.bias_scale << " constant_values=" << s.constant_values << " response_constant=" << s.response_constant
-             << " bottleneck=" << s.bottleneck << " mass=" << s.mass << " seed=" << s.seed;
+             << " bottleneck=" << s.bottleneck << " heads=" << s.heads << " mass=" << s.mass << " seed=" << s.seed;
 }
 
 /// Setting number `index`: any 36 in a row go through all N, C and radii below; the rest is drawn.
@@ -103,9 +113,11 @@ inline BoundSetting bound_setting(const BoundCase& c, uint64_t index) {
           .scale = draw("scale", kScales),
           .bias_scale = draw("bias", kBiasScales),
           // Rows of R that sum to 1 leave a constant F as it is: there would be nothing to measure.
-          .constant_values = c.normalization != Normalization::kRows && derive_seed(index, name + "values") % 4 == 0,
+          .constant_values =
+              c.normalization != Normalization::kRows && c.kind != AttentionKind::kDistance && derive_seed(index, name + "values") % 4 == 0,
           .response_constant = draw("response", kResponseConstants),
           .bottleneck = draw("bottleneck", kBottlenecks),
+          .heads = draw("heads", std::vector<int64_t>{1, 1, kChannels[index / 4 % 3]}),
           .mass = draw("mass", kMasses),
           .seed = derive_seed(index, name) % 1000000};
 }

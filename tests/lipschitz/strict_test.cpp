@@ -23,12 +23,14 @@ using testing::points_of_box;
 using testing::random;
 using testing::randomize;
 
-AttentionOptions strict_options(const BoundCase& c, Outside outside = Outside::kReport) {
+AttentionOptions strict_options(const BoundCase& c, Outside outside = Outside::kReport, int64_t heads = 1) {
   return {.channels = 3,
           .kind = c.kind,
           .normalization = c.normalization,
           .phi = c.phi,
           .bottleneck = 2,
+          .heads = heads,
+          .relative = c.relative,
           .response_constant = 0.3,
           .policy = Policy::kStrict,
           .constant = 0.8,
@@ -59,7 +61,7 @@ class Strict : public ::testing::TestWithParam<BoundCase> {};
 
 TEST_P(Strict, HoldsItsConstantAtEveryNumberOfPositions) {
   for (const double scale : {0.1, 1.0, 10.0}) {
-    auto block = strict_block(strict_options(GetParam()), scale, 3);
+    auto block = strict_block(strict_options(GetParam(), Outside::kReport, scale == 1 ? 3 : 1), scale, 3);
     for (const int64_t positions : {1, 2, 7}) {
       const auto x = points_of_box(2, 3, positions, 0.5, static_cast<uint64_t>(positions));
       EXPECT_LE(exact_constants(block->branch(), x).max().item<double>(), 0.8 * (1 + 1e-9)) << "scale " << scale << ", N = " << positions;
@@ -93,6 +95,7 @@ TEST_P(Strict, SinglePrecisionHoldsItToo) {
 }
 
 TEST_P(Strict, WithClippingHoldsItOutsideTheDomainToo) {
+  if (GetParam().kind == AttentionKind::kDistance) return;  // which knows no outside
   auto block = strict_block(strict_options(GetParam(), Outside::kClip), 1.0, 3);
   const auto x = points_of_box(3, 3, 6, 2.0, 1);  // most entries are outside [-0.5, 0.5]
   EXPECT_LE(exact_constants(block->branch(), x).max().item<double>(), 0.8 * (1 + 1e-9));
@@ -101,6 +104,24 @@ TEST_P(Strict, WithClippingHoldsItOutsideTheDomainToo) {
   const auto moved = (block->branch().forward(x) - block->branch().forward(y)).flatten(1).norm(2, 1);
   EXPECT_TRUE((moved <= 0.8 * (1 + 1e-9) * (x - y).flatten(1).norm(2, 1)).all().item<bool>());
   EXPECT_LT(max_difference(block->branch().forward(x), block->branch().forward(x.clamp(-0.5, 0.5))), 1e-15);
+}
+
+// The bounds by distances ask for no domain.
+TEST_P(Strict, ByDistancesHoldsItEverywhere) {
+  if (GetParam().kind != AttentionKind::kDistance) return;
+  auto options = strict_options(GetParam());
+  for (const int64_t heads : {1, 3}) {
+    options.heads = heads;
+    auto block = strict_block(options, 1.0, 4);
+    for (const double radius : {1.0, 30.0, 1e4}) {
+      const auto x = points_of_box(3, 3, 6, radius, 2);
+      EXPECT_LE(exact_constants(block->branch(), x).max().item<double>(), 0.8 * (1 + 1e-9)) << "radius " << radius;
+      EXPECT_EQ(block->branch().outside_domain(x), 0);
+    }
+    EXPECT_EQ(block->certificate().text(), "strict: constant of g at most 0.8, proved for every x");
+  }
+  options.outside = Outside::kClip;
+  EXPECT_THROW(Attention{options}, Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Strict, ::testing::ValuesIn(bound_cases()), [](const auto& info) { return name_of(info.param); });
@@ -190,6 +211,13 @@ TEST(StrictOptions, AreRefusedWithoutABound) {
     options.kind = AttentionKind::kGaussian;
     options.normalization = Normalization::kCount;
   });
+  for (const auto normalization : {Normalization::kColumns, Normalization::kAll, Normalization::kBalanced, Normalization::kCount}) {
+    refused([&](AttentionOptions& options) {
+      options.kind = AttentionKind::kDistance;
+      options.normalization = normalization;
+      options.relative = normalization != Normalization::kCount;
+    });
+  }
   refused([](AttentionOptions& options) { options.output = OutputMap::kNone; });
   refused([](AttentionOptions& options) { options.output = OutputMap::kGate; });
   refused([](AttentionOptions& options) { options.output_constant = 0; });

@@ -24,7 +24,7 @@ using testing::relative_difference;
 const int kSeeded = setenv("RC_PARAMS", "seed=20", 0);
 
 const std::vector<AttentionKind> kKinds{AttentionKind::kGaussian, AttentionKind::kEmbeddedGaussian, AttentionKind::kDotProduct,
-                                        AttentionKind::kConcatenation};
+                                        AttentionKind::kConcatenation, AttentionKind::kDistance};
 
 at::Tensor parameter(const torch::nn::Module& module, const std::string& name) {
   return module.named_parameters()[name].detach().to(at::kDouble);
@@ -37,6 +37,10 @@ at::Tensor by_the_table(const AttentionImpl& module, const at::Tensor& image) {
   const auto n = x.size(1);
   const auto map = [&](const std::string& name, const at::Tensor& input) {
     return at::mm(parameter(module, name + ".weight"), input) + parameter(module, name + ".bias").unsqueeze(1);
+  };
+  // Of the kind distance, F is a map of the query, without bias.
+  const auto values = [&] {
+    return options.kind == AttentionKind::kDistance ? at::mm(parameter(module, "value.weight"), map("query", x)) : map("value", x);
   };
   auto responses = at::zeros({n, n}, at::kDouble);
   for (int64_t i = 0; i < n; ++i) {
@@ -55,6 +59,9 @@ at::Tensor by_the_table(const AttentionImpl& module, const at::Tensor& image) {
         case AttentionKind::kConcatenation:
           s = at::mv(parameter(module, "concat.weight"), at::cat({map("query", x).select(1, i), map("key", x).select(1, j)}))
                   .item<double>();
+          break;
+        case AttentionKind::kDistance:
+          s = std::exp(-(map("query", x).select(1, i) - map("query", x).select(1, j)).square().sum().item<double>());
           break;
       }
       if (options.kind == AttentionKind::kDotProduct || options.kind == AttentionKind::kConcatenation) {
@@ -75,7 +82,8 @@ at::Tensor by_the_table(const AttentionImpl& module, const at::Tensor& image) {
       responses = responses / n;
       break;
   }
-  auto result = at::mm(map("value", x), responses.t()) * options.mass;
+  auto result = at::mm(values(), responses.t()) * options.mass;
+  if (options.relative) result = result - values() * responses.sum(1) * options.mass;
   if (options.output == OutputMap::kLinear) result = map("output", result);
   if (options.output == OutputMap::kGate) result = result * parameter(module, "gate").tanh();
   return result.view_as(image);
@@ -95,7 +103,7 @@ TEST(AttentionTable, PlainIsExactlyThePapers) {
     const auto x = random({2, 4, 2, 3}, 1);
     for (int64_t b = 0; b < 2; ++b) EXPECT_LT(max_difference(plain->forward(x)[b], by_the_table(*plain, x[b])), 1e-12) << kind;
     EXPECT_EQ(plain->options().normalization,
-              kind == AttentionKind::kGaussian || kind == AttentionKind::kEmbeddedGaussian ? Normalization::kRows : Normalization::kCount);
+              kind == AttentionKind::kDotProduct || kind == AttentionKind::kConcatenation ? Normalization::kCount : Normalization::kRows);
   }
 }
 
@@ -134,10 +142,70 @@ TEST(AttentionTable, PublishedCodeIsItsOwn) {
   }
 }
 
+TEST(AttentionTable, ByDistancesRelativeSumsDifferences) {
+  for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kCount}) {
+    at::manual_seed(4);
+    Attention attention(AttentionOptions{
+        .channels = 4, .kind = AttentionKind::kDistance, .normalization = normalization, .bottleneck = 2, .relative = true, .mass = 0.7});
+    attention->to(at::kDouble);
+    const auto x = random({1, 4, 2, 3}, 3);
+    EXPECT_LT(max_difference(attention->forward(x)[0], by_the_table(*attention, x[0])), 1e-12) << normalization;
+    EXPECT_LT(max_difference(attention->forward(x + 5), attention->forward(x)), 1e-12) << "where the zero lies does not matter";
+  }
+}
+
+// Several heads are as many attentions of one head, each with its rows of the maps, and one W_L for all.
+TEST(AttentionHeads, AreAttentionsOfOneHeadSideBySide) {
+  constexpr int64_t kChannels = 6, kHeads = 3, kShare = kChannels / kHeads;
+  const auto x = random({2, kChannels, 2, 3}, 5);
+  for (const auto kind : kKinds) {
+    at::manual_seed(6);
+    // A width of 2 for each head, as the one head has on its own.
+    Attention whole(AttentionOptions{.channels = kChannels, .kind = kind, .bottleneck = 1, .heads = kHeads, .policy = Policy::kNone});
+    whole->to(at::kDouble);
+    shrink(*whole);
+    const at::NoGradGuard no_grad;
+    const auto all = whole->named_parameters();
+    at::Tensor expected = at::zeros_like(x), maps = at::zeros({2, 6, 6}, at::kDouble);
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const bool own_channels = kind == AttentionKind::kGaussian;  // whose scores are of the head's channels of x
+      Attention one(AttentionOptions{.channels = own_channels ? kShare : kChannels,
+                                     .kind = kind,
+                                     .bottleneck = own_channels ? 1 : kHeads,
+                                     .output = OutputMap::kNone,
+                                     .policy = Policy::kNone});
+      one->to(at::kDouble);
+      shrink(*one);
+      for (auto& item : one->named_parameters()) {
+        const auto& from = all[item.key()];
+        const auto rows = from.slice(0, h * from.size(0) / kHeads, (h + 1) * from.size(0) / kHeads);
+        if (item.key().starts_with("value")) {
+          item.value().zero_();  // the head's rows of F; the others give nothing
+          if (!own_channels) item.value().slice(0, h * kShare, (h + 1) * kShare).copy_(rows);
+        } else {
+          item.value().copy_(rows);
+        }
+      }
+      const auto seen = own_channels ? x.slice(1, h * kShare, (h + 1) * kShare) : x;
+      maps += one->response(seen) / kHeads;
+      if (own_channels) {
+        const auto values = at::matmul(all["value.weight"], x.flatten(2)) + all["value.bias"].view({-1, 1});
+        const auto taken = at::bmm(values.slice(1, h * kShare, (h + 1) * kShare), one->response(seen).transpose(1, 2));
+        expected.slice(1, h * kShare, (h + 1) * kShare).add_(taken.view({2, kShare, 2, 3}));
+      } else {
+        expected += one->forward(seen);
+      }
+    }
+    const auto output = at::matmul(all["output.weight"], expected.flatten(2)) + all["output.bias"].view({-1, 1});
+    EXPECT_LT(max_difference(whole->forward(x).flatten(2), output), 1e-12) << kind;
+    EXPECT_LT(max_difference(whole->response(x), maps), 1e-12) << kind;
+  }
+}
+
 TEST(AttentionResponse, BetweenCellsIsTheMapAddedUpAndAveraged) {
   const auto x = random({2, 4, 5, 6}, 3);  // cells of 2 x 2 leave a rest
   for (const auto kind : kKinds) {
-    Attention attention(AttentionOptions{.channels = 4, .kind = kind});
+    Attention attention(AttentionOptions{.channels = 4, .kind = kind, .heads = 2});
     attention->to(at::kDouble);
     const at::NoGradGuard no_grad;
     const auto whole = attention->response(x).view({2, 5, 6, 5, 6});
@@ -271,8 +339,13 @@ TEST(AttentionProperty, RandomShapesRoundTrip) {
         .kind = *rc::gen::elementOf(kKinds),
         .normalization = *rc::gen::element(Normalization::kColumns, Normalization::kRows, Normalization::kAll, Normalization::kBalanced),
         .bottleneck = *rc::gen::inRange<int64_t>(1, 5),
+        .heads = *rc::gen::element<int64_t>(1, channels),
         .bias = *rc::gen::arbitrary<bool>(),
         .policy = *rc::gen::element(Policy::kGuarded, Policy::kStrict)};
+    if (options.kind == AttentionKind::kDistance) {
+      options.relative = *rc::gen::arbitrary<bool>();
+      if (options.policy == Policy::kStrict) options.normalization = Normalization::kRows;
+    }
     at::manual_seed(*rc::gen::inRange<uint64_t>(0, 1000));
     InvertibleAttention block(options);
     block->branch().scale(0.4);
@@ -302,6 +375,11 @@ TEST(AttentionOptionsErrors, AreNamed) {
   };
   contains({}, "positive number of channels");
   contains({.channels = 4, .bottleneck = 0}, "positive bottleneck");
+  contains({.channels = 4, .heads = 0}, "heads to divide the 4 channels, got 0");
+  contains({.channels = 4, .heads = 3}, "heads to divide the 4 channels, got 3");
+  contains({.channels = 4, .heads = -2}, "heads to divide");
+  contains({.channels = 4, .relative = true}, "relative = true for the kind distance only");
+  contains({.channels = 4, .kind = AttentionKind::kDistance, .policy = Policy::kStrict}, "count with relative = true");
   contains({.channels = 4, .mass = -1}, "positive mass");
   contains({.channels = 4, .value_constant = -0.1}, "value_constant");
   contains({.channels = 4, .constant = 1.0}, "between 0 and 1");

@@ -49,7 +49,6 @@ bool covers(const AttentionProblem& p) {
   if (p.score == Score::kSum && p.depth != 1) return false;
   switch (p.response) {
     case Response::kExponential:
-      return p.normalization != Normalization::kCount;  // exp without a divisor overflows; the reference says how
     case Response::kEluPlusOne:
     case Response::kRelu:
       return true;
