@@ -60,7 +60,7 @@ void ComputeArguments::add_to(CLI::App& command) {
 at::Device ComputeArguments::apply(const std::string& origin) const {
   require(!World::has_others(), origin,
           "expected one process for this command, got several (WORLD_SIZE). Several processes work together on ",
-          "density train and density eval; start others without torchrun.");
+          "density train, eval and sample, detect train and eval; start others without torchrun.");
   return join(origin).device;
 }
 
@@ -99,6 +99,13 @@ void RunArguments::check_resume(const std::string& origin) const {
   require(!resume || !out.empty(), origin, "expected the folder of the run to resume, got none. Name it by --out.");
   require(!resume || config.empty(), origin,
           "expected no --config with --resume, got one. A run that is resumed has its configuration; --set changes a key of it.");
+}
+
+void RunArguments::require_out(const World& world, const std::string& experiment) {
+  require(
+      world.alone() || !out.empty(), experiment,
+      "expected the folder of the run where several processes train it, got none: started again, they have to find it. Name it by --out.");
+  if (out.empty()) out = fresh_run_folder(experiment);
 }
 
 CLI::Validator positive() {

@@ -78,6 +78,9 @@ struct RunArguments : ComputeArguments {
 
   /// A run is resumed by name, and by its own configuration.
   void check_resume(const std::string& origin) const;
+
+  /// A folder of its own where none is named, which several processes have to do.
+  void require_out(const World& world, const std::string& experiment);
 };
 
 /// Of every command that trains for long.
@@ -120,6 +123,21 @@ void read_run_config(Options& options, const std::filesystem::path& folder) {
     fail(ErrorKind::kData, path.string(), "expected every key of the configuration, as the run has written it, got none for '", key,
          "'. The file is cut short, or of an earlier version: copy it from a backup, or add the key.");
   }
+}
+
+/// What `resolve` makes of the arguments, in every process. A run that is resumed has its configuration where rank 0 finds it, and processes
+/// that torchrun has started again go on with the run that they have begun.
+template <class Options, class Arguments>
+Options resolve_together(Arguments& arguments, const World& world, Options (*resolve)(const Arguments&)) {
+  const bool started_again = World::restarts() > 0 && world.leads() && std::filesystem::exists(arguments.out / "config.toml");
+  arguments.resume = arguments.resume || (!world.alone() && world.any(started_again));
+  if (world.alone() || !arguments.resume) return resolve(arguments);
+  arguments.weights.clear();
+  std::string text;
+  world.first([&] { text = write_toml(resolve(arguments)); });
+  Options options;
+  read_toml(options, world.broadcast(text), "the configuration of process 0");
+  return options;
 }
 
 /// After a Ctrl-C that lost nothing: says how to go on and ends the tool with 130, as shells count it.

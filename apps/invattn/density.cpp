@@ -88,20 +88,6 @@ DensityOptions resolve(const TrainArguments& arguments) {
   return options;
 }
 
-/// Of every process. A run that is resumed has its configuration where rank 0 finds it, and processes that torchrun has started again go on
-/// with the run that they have begun.
-DensityOptions resolve_together(TrainArguments& arguments, const World& world) {
-  const bool started_again = World::restarts() > 0 && world.leads() && std::filesystem::exists(arguments.out / "config.toml");
-  arguments.resume = arguments.resume || (!world.alone() && world.any(started_again));
-  if (world.alone() || !arguments.resume) return resolve(arguments);
-  arguments.weights.clear();
-  std::string text;
-  world.first([&] { text = write_toml(resolve(arguments)); });
-  DensityOptions options;
-  read_toml(options, world.broadcast(text), "the configuration of process 0");
-  return options;
-}
-
 void train(TrainArguments arguments) {
   if (arguments.keys) {
     std::cout << field_reference<DensityOptions>();
@@ -119,12 +105,9 @@ void train(TrainArguments arguments) {
                         (arguments.data.empty() || arguments.data == "synthetic" || plane_of(arguments.data));
   if (arguments.threads == 0 && embedded) arguments.threads = 1;
   const auto [device, world] = arguments.join("density");
-  require(
-      world.alone() || !arguments.out.empty(), "density",
-      "expected the folder of the run where several processes train it, got none: started again, they have to find it. Name it by --out.");
-  if (arguments.out.empty()) arguments.out = fresh_run_folder("density");
+  arguments.require_out(world, "density");
   arguments.check_trace(arguments.weights, "density");
-  const DensityOptions options = resolve_together(arguments, world);
+  const auto options = resolve_together<DensityOptions>(arguments, world, resolve);
   const std::string again = resume_command("invattn density train", arguments.out);
   try {
     const DensityOutcome outcome = train_density(
@@ -295,7 +278,9 @@ void write_picture(const std::filesystem::path& path, const at::Tensor& picture)
 }
 
 void sample(const ModelArguments& arguments) {
-  Flow flow = load_flow(arguments, arguments.apply("density"));
+  const Processes processes = arguments.join("density sample");
+  const World& world = processes.world;
+  Flow flow = load_flow(arguments, processes.device);
   const bool plane = flow->options().pixels == PixelTransform::kNone;
   const SampleRequest request{.count = arguments.count,
                               .temperature = arguments.temperature,
@@ -305,17 +290,19 @@ void sample(const ModelArguments& arguments) {
                               .shown = plane ? arguments.count : arguments.shown,
                               .file = arguments.images_file};
   DrawnSamples drawn;
-  Progress progress;
+  Progress progress(!world.leads());
   const TimeLeft time(1);
+  const auto observer = [&](double fraction, const std::string& doing) {
+    const std::string left = time.text(fraction);
+    if (fraction < 1) progress.show(doing + number_text(" %.0f %%", 100 * fraction) + (left.empty() ? "" : ", " + left));
+  };
   try {
-    drawn = draw_samples(*flow, request, [&](double fraction, const std::string& doing) {
-      const std::string left = time.text(fraction);
-      if (fraction < 1) progress.show(doing + number_text(" %.0f %%", 100 * fraction) + (left.empty() ? "" : ", " + left));
-    });
+    drawn = draw_samples(*flow, request, observer, world);
   } catch (const Interrupted&) {
-    std::cerr << "\nStopped; nothing was written." << std::endl;
+    if (world.leads()) std::cerr << "\nStopped; nothing was written." << std::endl;
     throw CLI::RuntimeError(130);
   }
+  if (!world.leads()) return;
   const auto columns = std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(drawn.shown.size(0)))));
   write_png(arguments.out, plane ? plane_picture(*flow.ptr(), drawn.shown, 400) : picture_of(drawn.shown, columns));
   if (arguments.json) {
@@ -472,6 +459,7 @@ void add_density(CLI::App& tool) {
       ->capture_default_str();
   draw->add_option("--shown", drawn->shown, "Images in the picture, the first ones")->check(CLI::Range(1, 10000))->capture_default_str();
   draw->add_option("--save-images", drawn->images_file, "Write all images to this safetensors file, uint8 (count, C, H, W)");
+  drawn->add_timeout(*draw);
   const auto [between, ends] = with_picture("interpolate", "Paths between the latents of test images", "paths.png", 10000, interpolate);
   ends->count = 8;
   between->add_option("--steps", ends->steps, "Images on a path")->check(CLI::Range(2, 10000))->capture_default_str();

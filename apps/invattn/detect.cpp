@@ -87,21 +87,22 @@ void train(TrainArguments arguments) {
   arguments.check_resume("detect");
   require(!arguments.resume || arguments.weights.empty(), "detect",
           "expected no --weights with --resume, got one. A run that is resumed has its weights.");
-  const DetectionOptions options = resolve(arguments);
   if (arguments.print_config) {
-    std::cout << write_toml(options);
+    std::cout << write_toml(resolve(arguments));
     return;
   }
-  if (arguments.out.empty()) arguments.out = fresh_run_folder("detect");
+  const auto [device, world] = arguments.join("detect");
+  arguments.require_out(world, "detect");
   arguments.check_trace(arguments.weights, "detect");
-  const at::Device device = arguments.apply("detect");
+  const auto options = resolve_together<DetectionOptions>(arguments, world, resolve);
   const std::string again = resume_command("invattn detect train", arguments.out);
   try {
-    const DetectionOutcome outcome =
-        train_detection(options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line()},
-                                  .time_limit = 60 * arguments.minutes,
-                                  .weights = arguments.weights,
-                                  .trace = arguments.trace});
+    const DetectionOutcome outcome = train_detection(
+        options, {.run = {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command_line(), .world = world},
+                  .time_limit = 60 * arguments.minutes,
+                  .weights = arguments.weights,
+                  .trace = arguments.trace});
+    if (!world.leads()) return;
     if (!outcome.finished) {
       std::cout << "Stopped by --time-limit after epoch " << outcome.epoch << " of " << options.epochs
                 << "; everything is saved. Continue with: " << again << std::endl;
@@ -118,6 +119,7 @@ void train(TrainArguments arguments) {
     }
     require_inverted(outcome.inverses);
   } catch (const Interrupted&) {
+    if (!world.leads()) throw CLI::RuntimeError(130);
     stop_interrupted(again);
   }
 }
@@ -154,19 +156,21 @@ Detector load_model(const ModelArguments& arguments, at::Device device) {
 }
 
 void evaluate(const ModelArguments& arguments) {
-  Detector detector = load_model(arguments, arguments.apply("detect"));
+  const auto [device, world] = arguments.join("detect eval");
+  Detector detector = load_model(arguments, device);
   const MaskPairs pairs =
       load_detection_test(arguments.data, arguments.images, detector->options().size, detector->options().antialias, arguments.seed);
-  Progress progress;
+  Progress progress(!world.leads());
   if (!arguments.maps.empty()) {
     std::vector<std::filesystem::path> outputs;
     for (const std::string& name : pairs.names) outputs.push_back(arguments.maps / (name + ".png"));
     auto inputs = detection_test_files(arguments.data);
     inputs.push_back(model_file(arguments.model));
     require_separate_outputs(outputs, inputs, "detect eval");
-    make_folder(arguments.maps, "detect eval");
+    world.first([&] { make_folder(arguments.maps, "detect eval"); });
   }
-  const DetectionScore score = score_detection(*detector, pairs, arguments.evaluation, arguments.maps, observer_of(progress));
+  const DetectionScore score = score_detection(*detector, pairs, arguments.evaluation, arguments.maps, observer_of(progress), world);
+  if (!world.leads()) return;
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, pairs.images, arguments.evaluation, observer_of(progress));
   if (arguments.json) {
@@ -271,6 +275,7 @@ void add_train(CLI::App& detect) {
       "--variant", arguments->variant,
       "base, gaussian, embedded-gaussian, dot-product, concatenation, distance, or one of these kinds behind `invertible-`");
   command->add_option("--weights", arguments->weights, "Of the backbone: a safetensors file with torchvision's names");
+  arguments->add_timeout(*command);
   command->callback([arguments] { train(*arguments); });
 }
 
@@ -293,6 +298,7 @@ void add_detect(CLI::App& tool) {
   command->add_option("--images", eval->images, "Images of the test split (default: all)")->check(CLI::Range(int64_t{1}, kMostImages));
   command->add_option("--seed", eval->seed, "Of synthetic images")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--maps", eval->maps, "Write the maps into this folder, for `invattn metrics`");
+  eval->add_timeout(*command);
   command->callback([eval] { evaluate(*eval); });
 
   auto use = std::make_shared<ModelArguments>();

@@ -67,6 +67,7 @@ class World {
 
   std::string broadcast(std::string text) const;
   bool any(bool mine) const;
+  bool as_first(bool mine) const { return any(leads() && mine); }  ///< rank 0's
   void barrier() const;
 
   /// Rank 0 does it while the others wait. Where that is an Error the others throw ErrorOfFirst of the same kind and text, else ProcessLost.

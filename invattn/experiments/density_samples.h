@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "invattn/dist/world.h"
 #include "invattn/experiments/density.h"
 
 namespace invattn {
@@ -28,6 +29,8 @@ struct DrawnSamples {
 /// "points" float32 (count, 2, 1, 1), and "found" bool (count), false where the solver did not find a sample: its pixels are grey, its
 /// coordinates not numbers. It is written as it goes, and is there only when all is done. Ctrl-C stops between two batches by the
 /// exception Interrupted.
-DrawnSamples draw_samples(FlowImpl& flow, const SampleRequest& request, const DensityObserver& observer = {});
+///
+/// Several processes of a world undo a batch each at a time. All have the result, with the samples of one process; rank 0 writes the file.
+DrawnSamples draw_samples(FlowImpl& flow, const SampleRequest& request, const DensityObserver& observer = {}, const World& world = {});
 
 }  // namespace invattn

@@ -19,7 +19,6 @@
 #include "invattn/core/memory.h"
 #include "invattn/core/names.h"
 #include "invattn/core/seed.h"
-#include "invattn/core/version.h"
 #include "invattn/dist/world.h"
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_data.h"
@@ -56,14 +55,13 @@ class Training : public TrainingTask {
         world_(run.run.world),
         plane_(plane_of(options.data).has_value()),
         progress_(!world_.leads()) {
-    require(options.batch % world_.size() == 0, kOrigin, "expected a batch that ", world_.size(), " processes can share, got ",
-            options.batch, ". Make it a multiple of their number.");
+    require_shares(options.batch, world_, kOrigin);
     world_.first([&] { opened_.emplace(run.run, kOrigin); });
     require_room();
     progress_.show("reading " + std::string(plane_ ? "points" : "images"));
     auto data = load_training_data(options);
     validation_ = std::move(data.validation);
-    agree(data.train);
+    agree_on_start(world_, kOrigin, write_toml(options), device_, data.train);
     train_ = data.train.to(device_);
     at::manual_seed(derive_seed(static_cast<uint64_t>(options.seed), "weights"));
     progress_.show("building the network");
@@ -71,7 +69,7 @@ class Training : public TrainingTask {
     flow_->to(device_);
     if (!run.weights.empty()) {
       start_from(run.weights);
-    } else if (run.run.resume && leads_with(!std::filesystem::exists(checkpoint_path()) && std::filesystem::exists(weights_path()))) {
+    } else if (run.run.resume && world_.as_first(!std::filesystem::exists(checkpoint_path()) && std::filesystem::exists(weights_path()))) {
       start_from(weights_path());
     }
     if (device_.is_cuda() && options.precision == DensityPrecision::kBf16) flow_->train_in(at::kBFloat16);
@@ -118,18 +116,6 @@ class Training : public TrainingTask {
 
   /// How many images of a batch this process takes.
   int64_t share() const { return options_.batch / world_.size(); }
-
-  /// What holds for rank 0 holds for all.
-  bool leads_with(bool mine) const { return world_.any(world_.leads() && mine); }
-
-  /// Before the first step: all processes are about to do the same.
-  void agree(const at::Tensor& images) const {
-    if (world_.alone()) return;
-    world_.agree(kOrigin, {{"the version", std::string(kVersion) + " with torch " + kTorchVersion},
-                           {"the configuration", write_toml(options_)},
-                           {"the device", device_.is_cuda() ? "cuda" : device_.str()},
-                           {"the training data", std::to_string(fnv1a_of(images))}});
-  }
 
   /// On a GPU what does not fit is found out by the first step.
   void require_room() const {
@@ -185,8 +171,7 @@ class Training : public TrainingTask {
           draw_terms(roulette, at::detail::createCPUGenerator(derive_seed(static_cast<uint64_t>(options_.seed), "terms " + place)));
     }
     // So that nothing of it has to be remembered. Terms are drawn for all processes, noise and probes by each.
-    const std::string own = world_.leads() ? place : place + " of process " + std::to_string(world_.rank());
-    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), own));
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), own_draws(place, world_)));
     // The exact determinant waits for the device; a draw that is seldom met is not worth a graph.
     constexpr int64_t kManyTerms = 40;
     kind.capture = options_.log_det.estimator != DensityEstimator::kExact && kind.terms <= kManyTerms;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 
 #include "invattn/core/error.h"
 #include "invattn/core/memory.h"
@@ -63,6 +64,20 @@ at::Tensor colours_of(const at::Tensor& features, const at::Tensor& base) {
   return at::cat({levels, rest}).view({3, features.size(1), features.size(2)});
 }
 
+/// Gives every process the scores that each has found, batch by batch in turn.
+void share(std::vector<SegmentationScores>& scores, int64_t batch, const World& world) {
+  if (world.alone()) return;
+  static_assert(sizeof(SegmentationScores) % sizeof(double) == 0 && std::is_trivially_copyable_v<SegmentationScores>);
+  constexpr auto kNumbers = static_cast<int64_t>(sizeof(SegmentationScores) / sizeof(double));
+  const at::Tensor numbers = at::from_blob(scores.data(), {static_cast<int64_t>(scores.size()), kNumbers}, at::kDouble);
+  const at::Tensor sums = at::zeros_like(numbers);
+  for (int64_t i = 0; i < numbers.size(0); ++i) {
+    if (i / batch % world.size() == world.rank()) sums[i].copy_(numbers[i]);
+  }
+  world.sum(sums);
+  numbers.copy_(sums);
+}
+
 }  // namespace
 
 std::string to_json(const DetectionScore& score) {
@@ -84,7 +99,7 @@ at::Tensor map_of(const at::Tensor& logits, int64_t height, int64_t width) {
 }
 
 DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, const DetectionEvaluation& options,
-                               const std::filesystem::path& maps, const DetectionObserver& observer) {
+                               const std::filesystem::path& maps, const DetectionObserver& observer, const World& world) {
   options.validate();
   require(pairs.size() > 0, kOrigin, "expected images to judge by, got none.");
   const auto start = Progress::Clock::now();
@@ -98,22 +113,37 @@ DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, c
   }
   std::vector<SegmentationScores> scores(static_cast<std::size_t>(pairs.size()));
   if (observer) observer(0, "evaluating");
-  for (int64_t first = 0; first < pairs.size(); first += options.batch) {
-    const int64_t count = std::min(options.batch, pairs.size() - first);
-    const at::Tensor images = pairs.images.narrow(0, first, count).to(device_of(detector)).to(at::kFloat);
-    const at::Tensor logits = detector.forward(images).cpu();
-    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-      const at::NoGradGuard quiet;
-      for (int64_t i = begin; i < end; ++i) {
-        const auto place = static_cast<std::size_t>(first + i);
-        const at::Tensor& mask = pairs.masks[place];
-        const at::Tensor map = map_of(logits[i], mask.size(0), mask.size(1));
-        scores[place] = segmentation_scores(map, mask);
-        if (!maps.empty()) write_png(maps / (pairs.names[place] + ".png"), map);
-      }
+  const int64_t together = options.batch * world.size();
+  for (int64_t first = 0; first < pairs.size(); first += together) {
+    // A batch for each process, as many as there are left; where none is left the last image again, so that all give something.
+    const int64_t mine = first + world.rank() * options.batch;
+    const at::Tensor numbers = at::arange(mine, mine + options.batch).clamp_max(pairs.size() - 1);
+    const int64_t count = std::clamp<int64_t>(pairs.size() - mine, 0, options.batch);
+    const at::Tensor own = world.alone() ? pairs.images.narrow(0, mine, count) : pairs.images.index_select(0, numbers);
+    const at::Tensor logits = detector.forward(own.to(device_of(detector)).to(at::kFloat)).cpu();
+    const at::Tensor all = maps.empty() ? logits : world.gather(logits);
+    const auto each = [&](int64_t from, int64_t images, const auto& work) {
+      at::parallel_for(0, images, 1, [&](int64_t begin, int64_t end) {
+        const at::NoGradGuard quiet;
+        for (int64_t i = begin; i < end; ++i) work(i, static_cast<std::size_t>(from + i));
+      });
+    };
+    each(mine, count, [&](int64_t i, std::size_t place) {
+      const at::Tensor& mask = pairs.masks[place];
+      scores[place] = segmentation_scores(map_of(logits[i], mask.size(0), mask.size(1)), mask);
     });
-    if (observer) observer(static_cast<double>(first + count) / static_cast<double>(pairs.size()), "evaluating");
+    const int64_t done = std::min(together, pairs.size() - first);
+    if (!maps.empty()) {
+      world.first([&] {
+        each(first, done, [&](int64_t i, std::size_t place) {
+          const at::Tensor& mask = pairs.masks[place];
+          write_png(maps / (pairs.names[place] + ".png"), map_of(all[i], mask.size(0), mask.size(1)));
+        });
+      });
+    }
+    if (observer) observer(static_cast<double>(first + done) / static_cast<double>(pairs.size()), "evaluating");
   }
+  share(scores, options.batch, world);
   return {.scores = mean_scores(scores), .images = pairs.size(), .seconds = seconds_since(start)};
 }
 

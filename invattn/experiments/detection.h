@@ -34,8 +34,10 @@ at::Tensor map_of(const at::Tensor& logits, int64_t height, int64_t width);
 
 /// The field's measures of the maps of all images, each against its mask at the mask's own size; in evaluation mode and float32. With a
 /// folder the maps are written there as PNG files under the images' names.
+///
+/// Several processes of a world share the images, and have the same scores; rank 0 writes the maps.
 DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, const DetectionEvaluation& options,
-                               const std::filesystem::path& maps = {}, const DetectionObserver& observer = {});
+                               const std::filesystem::path& maps = {}, const DetectionObserver& observer = {}, const World& world = {});
 
 /// How the invertible attention of one level was undone on the features that it meets.
 struct BlockInverse {

@@ -38,7 +38,14 @@ constexpr int64_t kMeasuredBatch = 8;
 class Training : public TrainingTask {
  public:
   Training(DetectionOptions options, const DetectionRun& run)
-      : options_(std::move(options)), run_(run), folder_(run.run.folder), device_(run.run.device), opened_(run.run, kOrigin) {
+      : options_(std::move(options)),
+        run_(run),
+        folder_(run.run.folder),
+        device_(run.run.device),
+        world_(run.run.world),
+        progress_(!world_.leads()) {
+    require_shares(options_.batch, world_, kOrigin);
+    world_.first([&] { opened_.emplace(run.run, kOrigin); });
     require_room();
     progress_.show("building the network");
     at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "weights"));
@@ -54,6 +61,7 @@ class Training : public TrainingTask {
     progress_.show("reading images");
     auto data = load_detection_training(options_);
     validation_ = std::move(data.validation);
+    agree_on_start(world_, kOrigin, write_toml(options_), device_, data.train);
     train_ = data.train.to(device_);
     require(train_.size(0) >= options_.batch, kOrigin, "expected at least one batch of ", options_.batch, " images, got ", train_.size(0),
             ". Lower batch.");
@@ -70,7 +78,7 @@ class Training : public TrainingTask {
                                     .folder = folder_,
                                     .resume = run.run.resume,
                                     .steps = steps(),
-                                    .batch = options_.batch,
+                                    .batch = share(),
                                     .report_every = options_.report_every,
                                     .look_every = options_.evaluate_every * per_epoch(),
                                     .save_seconds = 60 * options_.save_minutes,
@@ -78,6 +86,7 @@ class Training : public TrainingTask {
                                     .capture = options_.capture,
                                     .trace = run.trace,
                                     .guard = options_.guard,
+                                    .world = world_,
                                     .advice = "Lower optimizer.learning_rate, or set optimizer.clip_norm."},
                      progress_);
   }
@@ -106,13 +115,14 @@ class Training : public TrainingTask {
     require_memory(sizeof(float) * kCopies * weights, kOrigin, "a network of " + number_text("%.3g", weights) + " weights");
     const double pixels = static_cast<double>(options_.network.size) * static_cast<double>(options_.network.size);
     // The images, and behind the first convolution its output, the normalised one and the activation.
-    require_memory(sizeof(float) * static_cast<double>(options_.batch) * pixels * (3 + 3 * static_cast<double>(backbone.width) / 4),
-                   kOrigin,
-                   "a batch of " + std::to_string(options_.batch) + " images of " + std::to_string(options_.network.size) + " x " +
+    require_memory(sizeof(float) * static_cast<double>(share()) * pixels * (3 + 3 * static_cast<double>(backbone.width) / 4), kOrigin,
+                   "a batch of " + std::to_string(share()) + " images of " + std::to_string(options_.network.size) + " x " +
                        std::to_string(options_.network.size) + " pixels");
   }
 
   void keep_config() const override { write_file_atomically(folder_ / "config.toml", write_toml(options_), kOrigin); }
+  /// How many images of a batch this process takes.
+  int64_t share() const { return options_.batch / world_.size(); }
   int64_t per_epoch() const { return batches_->per_epoch(); }
   int64_t steps() const { return options_.epochs * per_epoch(); }
 
@@ -127,12 +137,13 @@ class Training : public TrainingTask {
   StepKind prepare(int64_t step, bool guarded) override {
     batches_->choose(step);
     // So that nothing of it has to be remembered.
-    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), "step " + std::to_string(step)));
+    at::manual_seed(derive_seed(static_cast<uint64_t>(options_.seed), own_draws("step " + std::to_string(step), world_)));
     return {.guarded = guarded};
   }
 
   at::Tensor loss(const StepKind& /*kind*/) override {
-    const at::Tensor some = augmented(train_.index_select(0, batches_->numbers()), options_.flip, /*crop=*/0);
+    const at::Tensor numbers = batches_->numbers().narrow(0, world_.rank() * share(), share());
+    const at::Tensor some = augmented(train_.index_select(0, numbers), options_.flip, /*crop=*/0);
     at::Tensor pixels = some.narrow(1, 0, 3).to(at::kFloat);
     if (options_.channels_last) pixels = pixels.contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor truth = some.narrow(1, 3, 1).to(at::kFloat) / 255;
@@ -162,7 +173,7 @@ class Training : public TrainingTask {
   /// The held-out images, by the averaged weights where there are such.
   void look() override {
     trainer_->optimizer().swap_average();
-    const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation);
+    const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation, {}, {}, world_);
     trainer_->optimizer().swap_average();
     const SegmentationScores& s = score.scores;
     trainer_->record(
@@ -193,7 +204,7 @@ class Training : public TrainingTask {
     }
     trainer_.reset();  // its guard would go on recording
     outcome.model = folder_ / "model.safetensors";
-    save_detector(outcome.model, *detector_);
+    world_.first([&] { save_detector(outcome.model, *detector_); });
 
     const auto observer = [this](double fraction, const std::string& doing) {
       progress_.show(doing + number_text(" %.0f %%", 100 * fraction));
@@ -202,17 +213,23 @@ class Training : public TrainingTask {
                                                                                options_.network.antialias, options_.seed)
                                                          : validation_;
     if (test.size() > 0) {
-      make_folder(folder_ / "maps", kOrigin);
-      outcome.test = score_detection(*detector_, test, options_.evaluation, folder_ / "maps", observer);
-      if (options_.pictures > 0) {
+      world_.first([&] { make_folder(folder_ / "maps", kOrigin); });
+      outcome.test = score_detection(*detector_, test, options_.evaluation, folder_ / "maps", observer, world_);
+      world_.first([&] {
+        if (options_.pictures == 0) return;
         write_safetensors(folder_ / "pictures.safetensors", detection_pictures(*detector_, test, options_.pictures, options_.evaluation),
                           {});
-      }
+      });
       if (!detector_->invertible_blocks().empty() && options_.evaluation.inverse_images > 0) {
         const at::Tensor some = test.images.slice(0, 0, options_.evaluation.inverse_images);
         outcome.inverses = check_inverses(*detector_, some, options_.evaluation, observer);
       }
     }
+    world_.first([&] { write_results(outcome, test.size() > 0, seconds); });
+    return outcome;
+  }
+
+  void write_results(DetectionOutcome& outcome, bool judged, double seconds) const {
     ordered_json results{{"finished", true},
                          {"experiment", to_string(Experiment::kDetection)},
                          {"data", options_.data},
@@ -223,21 +240,21 @@ class Training : public TrainingTask {
                          {"seconds", json_number(seconds)},
                          {"seconds_per_epoch", json_number(seconds / static_cast<double>(options_.epochs))},
                          {"parameters", parameter_count(*detector_)}};
-    if (test.size() > 0) results["test"] = ordered_json::parse(to_json(outcome.test));
+    if (judged) results["test"] = ordered_json::parse(to_json(outcome.test));
     results["certificates"] = outcome.promises;
     results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
     results["made_with"] = ordered_json::parse(made_with(run_.run));
     results["made_with"]["weights"] = run_.weights.filename().string();
     write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
-    if (test.size() > 0) outcome.report = write_report(folder_).html;
-    return outcome;
+    if (judged) outcome.report = write_report(folder_).html;
   }
 
   DetectionOptions options_;
   const DetectionRun& run_;
   std::filesystem::path folder_;
   at::Device device_;
-  OpenRunFolder opened_;
+  World world_;
+  std::optional<OpenRunFolder> opened_;
   at::Tensor train_;  // on the device
   MaskPairs validation_;
   Detector detector_{nullptr};

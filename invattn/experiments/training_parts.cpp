@@ -8,7 +8,10 @@
 #include <limits>
 #include <string>
 
+#include "invattn/core/error.h"
 #include "invattn/core/seed.h"
+#include "invattn/core/version.h"
+#include "invattn/train/checkpoint.h"
 #include "invattn/train/optimizer.h"
 
 namespace invattn {
@@ -17,6 +20,24 @@ namespace {
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace
+
+void require_shares(int64_t batch, const World& world, std::string_view origin) {
+  require(batch % world.size() == 0, origin, "expected a batch that ", world.size(), " processes can share, got ", batch,
+          ". Make it a multiple of their number.");
+}
+
+void agree_on_start(const World& world, std::string_view origin, const std::string& configuration, at::Device device,
+                    const at::Tensor& images) {
+  if (world.alone()) return;
+  world.agree(origin, {{"the version", std::string(kVersion) + " with torch " + kTorchVersion},
+                       {"the configuration", configuration},
+                       {"the device", device.is_cuda() ? "cuda" : device.str()},
+                       {"the training data", std::to_string(fnv1a_of(images))}});
+}
+
+std::string own_draws(const std::string& place, const World& world) {
+  return world.leads() ? place : place + " of process " + std::to_string(world.rank());
+}
 
 Batches::Batches(int64_t images, int64_t batch, int64_t seed, at::Device device)
     : images_(images), seed_(seed), numbers_(at::zeros({batch}, at::TensorOptions().dtype(at::kLong).device(device))) {}

@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "invattn/dist/world.h"
 
 // What the trainings of flows and of detectors have in common.
 namespace invattn {
@@ -56,6 +60,16 @@ class TrainingLoss {
   double decay_;
   at::Tensor state_;  // (4): the steps; the means of their losses and of the squares of those; the sum of their squared shares
 };
+
+/// Throws unless the processes can share the batches.
+void require_shares(int64_t batch, const World& world, std::string_view origin);
+
+/// Before the first step: all processes are about to do the same.
+void agree_on_start(const World& world, std::string_view origin, const std::string& configuration, at::Device device,
+                    const at::Tensor& images);
+
+/// The name of random numbers that each process draws for itself; rank 0 has those of one process.
+std::string own_draws(const std::string& place, const World& world);
 
 /// So many of the images there are as an option wants; 0: all.
 inline int64_t chosen_count(int64_t wanted, int64_t images) { return wanted > 0 ? std::min(wanted, images) : images; }

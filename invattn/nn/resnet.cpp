@@ -18,6 +18,7 @@
 #include "invattn/core/range.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
+#include "invattn/nn/batch_mean.h"
 #include "invattn/nn/rebindable.h"
 #include "invattn/nn/weight_budget.h"
 
@@ -47,6 +48,7 @@ class ResNetImpl::BatchNorm : public RebindableModule {
   }
 
   at::Tensor operator()(const at::Tensor& x) {
+    if (is_training() && batches_together() > 1) return over_all(x);
     return at::batch_norm(x, weight_, bias_, mean_, variance_, is_training(), kMomentum, eps_, /*cudnn_enabled=*/true);
   }
 
@@ -54,6 +56,21 @@ class ResNetImpl::BatchNorm : public RebindableModule {
   void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "weight" ? weight_ : bias_) = tensor; }
 
  private:
+  /// With mean and variance of the batches of all processes.
+  at::Tensor over_all(const at::Tensor& x) {
+    const auto per_channel = [](const at::Tensor& values) { return values.view({1, -1, 1, 1}); };
+    const auto mean = differentiable_batch_mean(x.mean({0, 2, 3}));
+    const auto centred = x - per_channel(mean);
+    const auto variance = differentiable_batch_mean(centred.square().mean({0, 2, 3}));
+    {
+      const at::NoGradGuard no_grad;
+      const double count = static_cast<double>(batches_together()) * static_cast<double>(x.numel() / x.size(1));
+      mean_.lerp_(mean, kMomentum);
+      variance_.lerp_(variance * (count / (count - 1)), kMomentum);
+    }
+    return centred * per_channel(weight_ * (variance + eps_).rsqrt()) + per_channel(bias_);
+  }
+
   double eps_;
   at::Tensor weight_, bias_, mean_, variance_;
 };

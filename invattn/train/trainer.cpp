@@ -153,7 +153,7 @@ void Trainer::work(const StepKind& kind) {
   optimizer_.zero_grad();
   std::optional<BatchesOfAll> over_all;
   if (const World& world = options_.world; !world.alone()) {
-    over_all.emplace([&world](const at::Tensor& mean) {
+    over_all.emplace(world.size(), [&world](const at::Tensor& mean) {
       const at::NoGradGuard no_grad;
       world.sum(mean);
       mean.div_(world.size());
@@ -246,7 +246,7 @@ void Trainer::report(const at::Tensor& sums) {
   if (!text.empty()) progress_.show(text + others + ", " + duration_text(left) + " left");
 }
 
-bool Trainer::has_checkpoint() const { return options_.world.any(options_.world.leads() && std::filesystem::exists(checkpoint_path())); }
+bool Trainer::has_checkpoint() const { return options_.world.as_first(std::filesystem::exists(checkpoint_path())); }
 
 /// Weights that are not the same in all processes are a fault of a machine: nothing is saved then.
 void Trainer::check_together() const {

@@ -128,6 +128,73 @@ def evaluated(campaign):
         check(one[key] == several[key], f"{key}: {one[key]} in one process, {several[key]} in three")
 
 
+def sampled(campaign):
+    """The same samples from one process and from three, the last round of which is not full."""
+    command = [str(campaign.tool), "density", "sample", str(campaign.folder / "whole"), "--count=23", "--batch=3", "--seed=5"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--no-python"]
+    for name, launch in (("one", []), ("several", launcher)):
+        out = [f"--out={campaign.folder / name}.png", f"--save-images={campaign.folder / name}.safetensors"]
+        done = subprocess.run([*launch, *command, *out], capture_output=True, text=True, timeout=300, env=environment)
+        check(done.returncode == 0 and done.stdout.count("23/23 converged") == 1, done.stdout + done.stderr)
+    for suffix in (".png", ".safetensors"):
+        one, several = ((campaign.folder / (name + suffix)).read_bytes() for name in ("one", "several"))
+        check(one == several, f"{suffix}: one process has other bytes than three")
+    nowhere = [*launcher, *command, f"--out={campaign.folder / 'x.png'}", f"--save-images={campaign.folder / 'none' / 'x.safetensors'}"]
+    failed = subprocess.run(nowhere, capture_output=True, text=True, timeout=300, env=environment)
+    check(failed.returncode != 0 and "(exitcode: 4)" in failed.stdout + failed.stderr, failed.stdout + failed.stderr)
+
+
+DETECTION = {
+    "train_images": 24,
+    "validation_images": 5,
+    "measured_images": 8,
+    "pictures": 0,
+    "epochs": 2,
+    "batch": 4,
+    "evaluate_every": 1,
+    "report_every": 3,
+    "flip": "false",
+    "network.variant": "invertible-gaussian",
+    "network.size": 64,
+    "network.backbone.width": 8,
+    "evaluation.batch": 2,
+    "evaluation.inverse_images": 2,
+}
+
+
+def detection(campaign):
+    """A detector whose batches are shared: normalised over the whole, to the same figures but for rounding, which trainings magnify."""
+    settings = [f"--set={key}={value}" for key, value in DETECTION.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [str(campaign.tool), "detect", "train", *settings]
+    figures, first = {}, {}
+    for name, processes in (("one", 1), ("two", 2), ("again", 2)):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"] if processes > 1 else []
+        out = campaign.folder / f"detector-{name}"
+        done = subprocess.run([*launcher, *command, f"--out={out}"], capture_output=True, text=True, timeout=300, env=environment)
+        check(done.returncode == 0 and done.stdout.count("S-measure") == 1, done.stdout + done.stderr)
+        results = json.loads((out / "results.json").read_text())
+        check(results["finished"] and len(list((out / "maps").iterdir())) == results["test"]["images"], "maps")
+        figures[name] = results["test"]["s_measure"]
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        first[name] = next(line["loss"] for line in lines if "loss" in line)
+    check((campaign.folder / "detector-two/model.safetensors").read_bytes() == (campaign.folder / "detector-again/model.safetensors").read_bytes(),
+          "the same number of processes gave other bits")
+    check(abs(first["one"] - first["two"]) < 1e-3 * abs(first["one"]), f"loss {first}")
+    check(abs(figures["one"] - figures["two"]) < 0.05, f"S {figures}")
+    evaluate = [str(campaign.tool), "detect", "eval", str(campaign.folder / "detector-two"), "--images=7", "--batch=2", "--json"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--no-python"]
+    scores = []
+    for launch in ([], launcher):
+        maps = campaign.folder / f"maps-{len(scores)}"
+        done = subprocess.run([*launch, *evaluate, f"--maps={maps}"], capture_output=True, text=True, timeout=300, env=environment)
+        check(done.returncode == 0, done.stderr)
+        scores.append({key: value for key, value in json.loads(done.stdout).items() if key != "seconds"})
+        scores[-1]["maps"] = {path.name: path.read_bytes() for path in maps.iterdir()}
+    check(scores[0] == scores[1] and len(scores[0]["maps"]) == 7, "scores or maps of one process and of three differ")
+
+
 def killed(campaign, number):
     """A process ends without a word, at any moment; torchrun starts all again."""
     out = f"killed-{number}"
@@ -214,7 +281,7 @@ def main():
         return 77
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
-    cases = [undisturbed, one_process_under_torchrun, evaluated, refused, full_disk, asked_to_stop, hanging]
+    cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, refused, full_disk, asked_to_stop, hanging]
     failures = 0
     try:
         for case in [*cases, *([killed] * arguments.kills)]:
