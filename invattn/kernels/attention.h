@@ -19,6 +19,8 @@ struct AttentionProblem {
   Response response = Response::kExponential;
   Normalization normalization = Normalization::kColumns;
   double mass = 1.0;
+  /// Query and key are the same numbers, so that s_ij = s_ji: kernels may work out once what both sides share. Nobody checks it.
+  bool symmetric = false;
 };
 
 /// All arrays are contiguous.

@@ -8,7 +8,8 @@
 namespace invattn::kernels {
 
 /// Effective weights of the branch, already constrained, row-major. query = query_weight x + query_bias, and so on. For Score::kSum depth
-/// is 1 and query_weight is W_3's half times W_1. A bias may be null.
+/// is 1 and query_weight is W_3's half times W_1. A bias may be null. Of a symmetric
+/// problem the maps of query and key are the same numbers.
 template <class T>
 struct BranchWeights {
   const T *query_weight, *query_bias;    // (D, C), (D)

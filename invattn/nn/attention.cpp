@@ -339,6 +339,7 @@ AttentionImpl::Maps AttentionImpl::maps(int64_t positions) const {
   enum : std::uint8_t { kQuery, kKey, kConcat, kValue, kOutput };
 
   Maps result;
+  result.symmetric = options_.kind == AttentionKind::kGaussian;
   if (has_query(options_.kind)) result.query = {weights[kQuery], query_->bias};
   if (has_key(options_.kind)) result.key = {weights[kKey], key_->bias};
   if (options_.score_scale != 1 || options_.score_shift != 0) {
@@ -376,7 +377,8 @@ AttentionInputs AttentionImpl::inputs(const Maps& maps, const at::Tensor& positi
   const auto split = [this](const at::Tensor& channels) { return split_heads(channels, options_.heads); };
   const auto queries = split(maps.query(positions));
   if (is_distance(options_.kind)) return distance_inputs(queries, queries);
-  return {queries, maps.query.same_as(maps.key) ? queries : split(maps.key(positions)), split(maps.value(positions))};
+  if (maps.symmetric) return AttentionInputs::of_symmetric(queries, split(maps.value(positions)));
+  return {queries, split(maps.key(positions)), split(maps.value(positions))};
 }
 
 /// A(x)
@@ -494,7 +496,8 @@ FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
       [this, fixed](const at::Tensor& y, const IterationRules& rules) -> std::optional<EngineRun> {
         if (clips() || options_.heads > 1 || is_distance(options_.kind)) return std::nullopt;  // the kernels know none of these
         const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
-        const AttentionBranch branch{map(fixed.query), map(fixed.key), map(fixed.value), map(fixed.output), options_.map()};
+        const AttentionBranch branch{map(fixed.query),  map(fixed.key), map(fixed.value),
+                                     map(fixed.output), options_.map(), fixed.symmetric};
         auto found = fast_attention_inverse(branch, y.flatten(2), rules);
         if (!found) return std::nullopt;
         return EngineRun{found->x.view(y.sizes()), std::move(found->residual), std::move(found->iterations), std::move(found->statuses)};

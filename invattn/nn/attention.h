@@ -220,19 +220,18 @@ class AttentionImpl : public BranchImpl {
     at::Tensor operator()(const at::Tensor& positions) const;  // (B, inputs, N) -> (B, outputs, N)
     at::Tensor linear(const at::Tensor& tangents) const;       // without the bias
     at::Tensor adjoint(const at::Tensor& cotangents) const;    // (B, outputs, N) -> (B, inputs, N)
-    bool same_as(const Affine& other) const { return weight.is_same(other.weight) && bias.is_same(other.bias); }
   };
   /// The constrained maps as used at N positions. The kind distance has no key, and its F is a map of the query.
   struct Maps {
     Affine query, key, value, output;
+    bool symmetric = false;  // query and key are one map
   };
   class PointLinearization;
 
   void start_as_identity();
   void check(const at::Tensor& x, const char* origin) const;
   Maps maps(int64_t positions) const;
-  /// Query and key of the kind gaussian: x_i shifted, and scaled by the root of the scale. One map for both, so that the kernels see that
-  /// the response map is symmetric.
+  /// Query and key of the kind gaussian: x_i shifted, and scaled by the root of the scale. Made once, not at every call.
   Affine score_map() const;
   /// Query, key and value of every head, (B heads, ..., N): heads are samples to whatever computes attention.
   AttentionInputs inputs(const Maps& maps, const at::Tensor& positions) const;

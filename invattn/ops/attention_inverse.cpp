@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "invattn/core/error.h"
 #include "invattn/core/stop_request.h"
 #include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
@@ -34,15 +35,15 @@ kernels::BranchWeights<T> pointers(const AttentionBranch& branch) {
 }  // namespace
 
 std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& branch, const at::Tensor& y, const IterationRules& rules) {
+  require(!branch.symmetric || (branch.query.weight.is_same(branch.key.weight) && branch.query.bias.is_same(branch.key.bias)),
+          "attention_inverse", "expected one map as query and key of a branch said to be symmetric, got two. Leave `symmetric` off.");
   if (chosen_kernels() == Kernels::kReference || y.size(2) == 0) return std::nullopt;
   if (y.scalar_type() != at::kFloat && (y.scalar_type() != at::kDouble || y.is_cuda())) return std::nullopt;
   const at::NoGradGuard no_grad;
   AttentionBranch weights{packed(branch.query, y), {}, packed(branch.value, y), packed(branch.output, y), branch.map};
-  // The same memory tells the kernels that the response map is symmetric.
-  const bool symmetric = branch.query.weight.is_same(branch.key.weight) && branch.query.bias.is_same(branch.key.bias);
-  weights.key = symmetric ? weights.query : packed(branch.key, y);
+  weights.key = branch.symmetric ? weights.query : packed(branch.key, y);
   const auto channels = y.size(1);
-  kernels::AttentionProblem problem = kernel_problem(y, y, branch.map);
+  kernels::AttentionProblem problem = kernel_problem(y, y, branch.map, branch.symmetric);
   problem.depth = weights.query.weight.size(0);
   problem.values = weights.value.weight.size(0);
   const auto input = y.contiguous();

@@ -18,6 +18,7 @@ struct AttentionBranch {
   };
   Map query, key, value, output;
   ResponseMap map;
+  bool symmetric = false;  // query and key are one map; an error where they are two
 };
 
 struct AttentionInverse {

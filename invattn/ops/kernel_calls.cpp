@@ -10,7 +10,7 @@
 
 namespace invattn {
 
-kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map) {
+kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map, bool symmetric) {
   return {.batch = query.size(0),
           .depth = query.size(1),
           .values = value.size(1),
@@ -18,7 +18,8 @@ kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tens
           .score = map.score,
           .response = map.response,
           .normalization = map.normalization,
-          .mass = map.mass};
+          .mass = map.mass,
+          .symmetric = symmetric};
 }
 
 const kernels::ParallelFor& torch_threads() {

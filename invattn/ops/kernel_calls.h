@@ -9,7 +9,7 @@
 /// What every call of a kernel needs from torch: its threads, its stream, its memory. For the sources of ops/ only.
 namespace invattn {
 
-kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map);
+kernels::AttentionProblem kernel_problem(const at::Tensor& query, const at::Tensor& value, const ResponseMap& map, bool symmetric);
 
 /// Torch's pool of threads.
 const kernels::ParallelFor& torch_threads();

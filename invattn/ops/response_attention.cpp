@@ -17,7 +17,7 @@ namespace invattn {
 namespace {
 
 void check(const AttentionInputs& inputs, const ResponseMap& map, const char* origin) {
-  const auto& [query, key, value] = inputs;
+  const auto& [query, key, value, symmetric] = inputs;
   require(query.defined() && key.defined() && value.defined(), origin, "expected query, key and value, got an undefined tensor.");
   require(query.dim() == 3 && query.sizes() == key.sizes(), origin, "expected query and key of one shape (B, D, N), got ", query.sizes(),
           " and ", key.sizes(), ".");
@@ -31,6 +31,9 @@ void check(const AttentionInputs& inputs, const ResponseMap& map, const char* or
           ". Convert with .to(at::kFloat).");
   require(query.device() == key.device() && query.device() == value.device(), origin, "expected all tensors on one device, got ",
           query.device(), ", ", key.device(), " and ", value.device(), ".");
+  require(!symmetric || key.is_same(query), origin,
+          "expected one tensor as query and key of inputs said to be symmetric, got two. Use AttentionInputs::of_symmetric, or leave "
+          "`symmetric` off.");
   require(query.size(2) > 0, origin, "expected at least one position, got N = 0.");
 }
 
@@ -60,7 +63,7 @@ bool fast_kernels_do(const AttentionInputs& inputs, const ResponseMap& map) {
 bool is_linear(const ResponseMap& map) { return map.response == Response::kIdentity && map.normalization == Normalization::kCount; }
 
 at::Tensor linear_attention(const AttentionInputs& inputs, const ResponseMap& map) {
-  const auto& [query, key, value] = inputs;
+  const auto& [query, key, value, symmetric] = inputs;
   const double share = map.mass / static_cast<double>(query.size(2));
   const auto taken = at::bmm(value, key.transpose(1, 2)) * share;  // (B, V, D)
   if (map.score == Score::kProduct) return at::bmm(taken, query);

@@ -14,6 +14,12 @@ struct AttentionInputs {
   at::Tensor query;  // (B, D, N); D = 1 for Score::kSum
   at::Tensor key;    // (B, D, N)
   at::Tensor value;  // (B, V, N)
+  /// Query and key are one tensor, so that s_ij = s_ji: the kernels work out once what both sides share. An error where they are two.
+  bool symmetric = false;
+
+  static AttentionInputs of_symmetric(const at::Tensor& query_and_key, const at::Tensor& value) {
+    return {query_and_key, query_and_key, value, /*symmetric=*/true};
+  }
 };
 
 /// A_i = sum_j R_ij F_j with R the normalised response map (Eq. 2 of the paper): (B, V, N).

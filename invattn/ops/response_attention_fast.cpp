@@ -54,7 +54,7 @@ kernels::AttentionSums<const T> known_sums(const Evaluation& at) {
 
 AttentionInputs contiguous(const AttentionInputs& inputs) {
   const auto query = inputs.query.contiguous();
-  return {query, inputs.key.is_same(inputs.query) ? query : inputs.key.contiguous(), inputs.value.contiguous()};
+  return {query, inputs.symmetric ? query : inputs.key.contiguous(), inputs.value.contiguous(), inputs.symmetric};
 }
 
 AttentionInputs empty_like(const AttentionInputs& inputs) {
@@ -90,7 +90,7 @@ void run(const AttentionProblem& problem, const AttentionInputs& inputs, bool tf
 
 /// All below take contiguous inputs.
 Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool for_derivatives) {
-  const auto problem = kernel_problem(inputs.query, inputs.value, map);
+  const auto problem = kernel_problem(inputs.query, inputs.value, map, inputs.symmetric);
   const bool on_device = inputs.query.is_cuda();
   Evaluation result;
   result.output = at::empty_like(inputs.value);
@@ -119,27 +119,30 @@ Evaluation evaluate(const AttentionInputs& inputs, const ResponseMap& map, bool 
   return result;
 }
 
-/// together: query and key are one tensor, and where the kernels have something from knowing it, the query's has both gradients and the key's
-/// is undefined.
+/// joint: where inputs are symmetric and the kernels gain from it, the query's has both gradients and the key's is undefined.
 AttentionInputs vjp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at, const at::Tensor& cotangent,
-                    bool together = false) {
-  const auto problem = kernel_problem(inputs.query, inputs.value, map);
-  together = together && inputs.query.is_cuda() && map.score == Score::kProduct;
-  AttentionInputs result{at::empty_like(inputs.query), together ? at::Tensor() : at::empty_like(inputs.key), at::empty_like(inputs.value)};
+                    bool joint = false) {
+  const auto problem = kernel_problem(inputs.query, inputs.value, map, inputs.symmetric);
+  joint = joint && problem.symmetric && inputs.query.is_cuda() && map.score == Score::kProduct;
+  AttentionInputs result{at::empty_like(inputs.query), joint ? at::Tensor() : at::empty_like(inputs.key), at::empty_like(inputs.value)};
   const auto pull = cotangent.contiguous();
-  const auto call = [&](auto type, const auto& kernel, const auto& resources) {
-    using T = decltype(type);
-    kernel(problem, pointers<T>(inputs), known_sums<T>(at), pointer<T>(at.output), pointer<T>(pull), pointer<T>(result.query),
-           pointer<T>(result.key), pointer<T>(result.value), resources);
-  };
   run(
-      problem, inputs, at.tf32, [&](auto type) { call(type, kernels::cpu::attention_vjp<decltype(type)>, torch_threads()); },
-      [&](auto type, const kernels::cuda::Launch& launch) { call(type, kernels::cuda::attention_vjp<decltype(type)>, launch); });
+      problem, inputs, at.tf32,
+      [&](auto type) {
+        using T = decltype(type);
+        kernels::cpu::attention_vjp<T>(problem, pointers<T>(inputs), known_sums<T>(at), pointer<T>(at.output), pointer<T>(pull),
+                                       pointer<T>(result.query), pointer<T>(result.key), pointer<T>(result.value), torch_threads());
+      },
+      [&](auto type, const kernels::cuda::Launch& launch) {
+        using T = decltype(type);
+        kernels::cuda::attention_vjp<T>(problem, pointers<T>(inputs), known_sums<T>(at), pointer<T>(at.output), pointer<T>(pull),
+                                        {pointer<T>(result.query), pointer<T>(result.key), pointer<T>(result.value), joint}, launch);
+      });
   return result;
 }
 
 at::Tensor jvp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at, const AttentionInputs& along) {
-  const auto problem = kernel_problem(inputs.query, inputs.value, map);
+  const auto problem = kernel_problem(inputs.query, inputs.value, map, inputs.symmetric);
   const auto tangents = contiguous(along);
   auto result = at::empty_like(inputs.value);
   const auto call = [&](auto type, const auto& kernel, const auto& resources) {
@@ -155,7 +158,7 @@ at::Tensor jvp(const AttentionInputs& inputs, const ResponseMap& map, const Eval
 /// The derivative of the vjp's results along the tangents: in the inputs, and in the cotangent, which is the jvp.
 std::pair<AttentionInputs, at::Tensor> hvp(const AttentionInputs& inputs, const ResponseMap& map, const Evaluation& at,
                                            const at::Tensor& cotangent, const AttentionInputs& along) {
-  const auto problem = kernel_problem(inputs.query, inputs.value, map);
+  const auto problem = kernel_problem(inputs.query, inputs.value, map, inputs.symmetric);
   const auto tangents = contiguous(along);
   const auto pull = cotangent.contiguous();
   auto change = at::empty_like(inputs.value);
@@ -175,18 +178,19 @@ std::pair<AttentionInputs, at::Tensor> hvp(const AttentionInputs& inputs, const 
 /// graph, so that every order is right.
 struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
   static variable_list forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                               const at::Tensor& cotangent, const Evaluation* at, const ResponseMap* map) {
+                               const at::Tensor& cotangent, const Evaluation* at, const ResponseMap* map, bool symmetric) {
     context->save_for_backward({query, key, value, cotangent, at->output, at->rows, at->columns, at->total});
     context->saved_data["tf32"] = at->tf32;
+    context->saved_data["symmetric"] = symmetric;
     save_map(context, *map);
-    const auto pulled = vjp({query, key, value}, *map, *at, cotangent);
+    const auto pulled = vjp({query, key, value, symmetric}, *map, *at, cotangent);
     return {pulled.query, pulled.key, pulled.value};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto map = saved_map(context);
-    const AttentionInputs inputs{saved[0], saved[1], saved[2]};
+    const AttentionInputs inputs{saved[0], saved[1], saved[2], context->saved_data["symmetric"].toBool()};
     const auto& cotangent = saved[3];
     const auto or_zero = [](const at::Tensor& tensor, const at::Tensor& like) { return tensor.defined() ? tensor : at::zeros_like(like); };
     const AttentionInputs along{or_zero(gradients[0], inputs.query), or_zero(gradients[1], inputs.key),
@@ -194,7 +198,7 @@ struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
     if (!at::GradMode::is_enabled()) {
       const auto [change, pushed] =
           hvp(inputs, map, {saved[4], saved[5], saved[6], saved[7], context->saved_data["tf32"].toBool()}, cotangent, along);
-      return {change.query, change.key, change.value, pushed, {}, {}};
+      return {change.query, change.key, change.value, pushed, {}, {}, {}};
     }
     variable_list variables{inputs.query, inputs.key, inputs.value, cotangent};
     for (auto& variable : variables) {
@@ -206,18 +210,18 @@ struct AttentionVjp : torch::autograd::Function<AttentionVjp> {
                              /*create_graph=*/true);
     auto result = grad(pulled, variables, {along.query, along.key, along.value}, /*retain_graph=*/true, /*create_graph=*/true,
                        /*allow_unused=*/true);
-    result.resize(6);
+    result.resize(7);
     return result;
   }
 };
 
 struct FastAttention : torch::autograd::Function<FastAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const ResponseMap* map) {
-    const auto at = evaluate({query, key, value}, *map, /*for_derivatives=*/true);
+                            const ResponseMap* map, bool symmetric) {
+    const auto at = evaluate({query, key, value, symmetric}, *map, /*for_derivatives=*/true);
     context->save_for_backward({query, key, value, at.output, at.rows, at.columns, at.total});
     context->saved_data["tf32"] = at.tf32;
-    context->saved_data["together"] = query.is_same(key);
+    context->saved_data["symmetric"] = symmetric;
     save_map(context, *map);
     return at.output;
   }
@@ -225,14 +229,15 @@ struct FastAttention : torch::autograd::Function<FastAttention> {
   static variable_list backward(AutogradContext* context, variable_list cotangents) {
     const auto saved = context->get_saved_variables();
     const auto map = saved_map(context);
+    const AttentionInputs inputs{saved[0], saved[1], saved[2], context->saved_data["symmetric"].toBool()};
     const Evaluation at{saved[3].detach(), saved[4], saved[5], saved[6], context->saved_data["tf32"].toBool()};
     if (at::GradMode::is_enabled()) {
-      auto result = AttentionVjp::apply(saved[0], saved[1], saved[2], cotangents[0], &at, &map);
-      result.emplace_back();
+      auto result = AttentionVjp::apply(inputs.query, inputs.key, inputs.value, cotangents[0], &at, &map, inputs.symmetric);
+      result.resize(5);
       return result;
     }
-    const auto pulled = vjp({saved[0], saved[1], saved[2]}, map, at, cotangents[0], context->saved_data["together"].toBool());
-    return {pulled.query, pulled.key, pulled.value, {}};
+    const auto pulled = vjp(inputs, map, at, cotangents[0], /*joint=*/true);  // the two gradients go to one tensor
+    return {pulled.query, pulled.key, pulled.value, {}, {}};
   }
 };
 
@@ -254,7 +259,7 @@ class FastLinearization final : public AttentionLinearization {
 }  // namespace
 
 std::string obstacle(const AttentionInputs& inputs, const ResponseMap& map) {
-  const auto problem = kernel_problem(inputs.query, inputs.value, map);
+  const auto problem = kernel_problem(inputs.query, inputs.value, map, inputs.symmetric);
   const bool covered = inputs.query.is_cuda() ? kernels::cuda::covers(problem) : inputs.query.is_cpu() && kernels::cpu::covers(problem);
   if (covered) return {};
   std::ostringstream text;
@@ -268,12 +273,13 @@ at::Tensor response_attention(const AttentionInputs& inputs, const ResponseMap& 
   const bool differentiated =
       at::GradMode::is_enabled() && (packed.query.requires_grad() || packed.key.requires_grad() || packed.value.requires_grad());
   if (!differentiated) return evaluate(packed, map, /*for_derivatives=*/false).output;
-  return FastAttention::apply(packed.query, packed.key, packed.value, &map);
+  return FastAttention::apply(packed.query, packed.key, packed.value, &map, packed.symmetric);
 }
 
 std::unique_ptr<AttentionLinearization> linearize_response_attention(const AttentionInputs& inputs, const ResponseMap& map) {
   const at::NoGradGuard no_grad;
-  return std::make_unique<FastLinearization>(contiguous({inputs.query.detach(), inputs.key.detach(), inputs.value.detach()}), map);
+  return std::make_unique<FastLinearization>(
+      contiguous({inputs.query.detach(), inputs.key.detach(), inputs.value.detach(), inputs.symmetric}), map);
 }
 
 }  // namespace invattn::fast

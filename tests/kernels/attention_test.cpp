@@ -360,7 +360,7 @@ TEST(AttentionKernelLarge, BothSumsBeyondTheCache) {
   EXPECT_LE(error(output, exact), 2e-6 * size(exact));
 }
 
-// The plain Gaussian hands in one array as query and key.
+// The plain Gaussian hands in one array as query and key. What counts are the numbers, and no kernel needs to be told.
 TEST(AttentionKernelInputs, QueryAndKeyMayBeOneArray) {
   for (int64_t n : {40, 523}) {
     const AttentionCase c{{2, 3, 5, n, Score::kProduct, Response::kExponential, Normalization::kBalanced, 1.0}, Data::kRandom};
@@ -370,6 +370,12 @@ TEST(AttentionKernelInputs, QueryAndKeyMayBeOneArray) {
     cpu::attention_forward<float>(c.problem, {data.query.data(), data.query.data(), data.value.data()}, {}, one.data());
     cpu::attention_forward<float>(c.problem, {data.query.data(), data.key.data(), data.value.data()}, {}, two.data());
     EXPECT_EQ(one, two);
+    auto symmetric = c.problem;
+    symmetric.symmetric = true;
+    for (const auto* key : {&data.query, &data.key}) {
+      cpu::attention_forward<float>(symmetric, {data.query.data(), key->data(), data.value.data()}, {}, two.data());
+      EXPECT_EQ(one, two);
+    }
   }
 }
 

@@ -38,8 +38,8 @@ struct Case {
   double spread;  // standard deviation of query and key
   const char* name;
   double offset = 0;       // of query and, with the other sign, of key: scores around -depth offset^2
-  bool symmetric = false;  // query and key are the same numbers
-  bool shared = false;     // and the same array
+  bool symmetric = false;  // query and key are the same numbers, in two arrays
+  bool said = false;       // and the problem says so
   bool plain = false;      // without the matrix units
   bool positive = false;   // values and cotangent
   bool tf32 = false;       // as Launch's
@@ -51,7 +51,7 @@ struct Results {
   // The largest of their terms, before they cancel.
   double query_term = 0, key_term = 0, change_term = 0, second_query_term = 0, second_key_term = 0, second_value_term = 0;
 
-  /// Of query and key together, where they are one array.
+  /// Of query and key together.
   std::vector<R> both_gradients() const {
     std::vector<R> sum(query.size());
     std::transform(query.begin(), query.end(), key.begin(), sum.begin(), std::plus<>());
@@ -137,10 +137,10 @@ struct Buffers {
       key_gradient, value_gradient, both_gradients, change, second_query, second_key, second_value, second_change;
   Device<char> workspace;
   AttentionProblem problem;
-  bool shared;
+  bool one_array = false;  // for query and key, as callers have it: the times
   cuda::Launch launch;
 
-  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool shared_ = false, bool plain = false, bool tf32 = false)
+  Buffers(const AttentionProblem& p, const Inputs<T>& in, int multiprocessors, bool said = false, bool plain = false, bool tf32 = false)
       : query(in.query),
         key(in.key),
         value(in.value),
@@ -155,15 +155,15 @@ struct Buffers {
         query_gradient(in.query.size()),
         key_gradient(in.key.size()),
         value_gradient(in.value.size()),
-        both_gradients(shared_ ? in.query.size() : 0),
+        both_gradients(said ? in.query.size() : 0),
         change(in.value.size()),
         second_query(in.query.size()),
         second_key(in.key.size()),
         second_value(in.value.size()),
         second_change(in.value.size()),
         workspace(cuda::attention_workspace_bytes<T>(p, multiprocessors)),
-        problem(p),
-        shared(shared_) {
+        problem(p) {
+    problem.symmetric = said;
     launch.workspace = workspace.data;
     launch.multiprocessors = multiprocessors;
     launch.matrix_units = !plain;
@@ -175,17 +175,17 @@ struct Buffers {
     return {rows.data, columns.data, total.data};
   }
   AttentionSums<const T> const_sums() const { return {sums().rows, sums().columns, sums().total}; }
-  AttentionInputs<T> inputs() const { return {query.data, shared ? query.data : key.data, value.data}; }
+  AttentionInputs<T> inputs() const { return {query.data, one_array ? query.data : key.data, value.data}; }
   AttentionInputs<T> tangents() const { return {query_tangent.data, key_tangent.data, value_tangent.data}; }
   void forward() { cuda::attention_forward<T>(problem, inputs(), sums(), output.data, launch); }
   void vjp() {
-    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, query_gradient.data, key_gradient.data,
-                           value_gradient.data, launch);
+    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data,
+                           {query_gradient.data, key_gradient.data, value_gradient.data}, launch);
   }
-  /// The gradients of query and key as one, where they are one array.
+  /// The gradients of query and key as one, of a symmetric problem.
   void joint_vjp() {
-    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data, both_gradients.data, nullptr, value_gradient.data,
-                           launch);
+    cuda::attention_vjp<T>(problem, inputs(), const_sums(), output.data, cotangent.data,
+                           {both_gradients.data, nullptr, value_gradient.data, /*joint=*/true}, launch);
   }
   void jvp() { cuda::attention_jvp<T>(problem, inputs(), const_sums(), output.data, tangents(), change.data, launch); }
   void hvp() {
@@ -194,7 +194,7 @@ struct Buffers {
   }
   void all() {
     forward();
-    if (shared) joint_vjp();
+    if (problem.symmetric) joint_vjp();
     vjp();
     jvp();
     hvp();
@@ -283,7 +283,7 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
   using Wide = std::conditional_t<sizeof(T) == 8, long double, double>;
   const auto reference = naive<Wide>(c.problem, inputs);
   const auto plain = naive<T>(c.problem, inputs);
-  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.said, c.plain);
   buffers.all();
   struct Error {
     const char* what;
@@ -302,7 +302,7 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
                                error("ddF", buffers.second_value, plain.second_value, reference.second_value),
                                error("ddq", buffers.second_query, plain.second_query, reference.second_query),
                                error("ddk", buffers.second_key, plain.second_key, reference.second_key)};
-  if (c.shared) {
+  if (c.said) {
     errors.push_back(error("dq+dk", buffers.both_gradients, plain.both_gradients(), reference.both_gradients()));
   }
   if (rounded) {
@@ -395,7 +395,7 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
     std::transform(vectors->begin(), vectors->end(), vectors->begin(), in_11_digits);
   }
   const auto exact = naive<double>(c.problem, cut);
-  Buffers<float> full(c.problem, inputs, multiprocessors, c.shared), rough(c.problem, inputs, multiprocessors, c.shared, false, true);
+  Buffers<float> full(c.problem, inputs, multiprocessors, c.said), rough(c.problem, inputs, multiprocessors, c.said, false, true);
   full.all();
   rough.all();
   std::vector<double> errors = {error_of(rough.output.host(), exact.output), error_of(rough.value_gradient.host(), exact.value),
@@ -406,7 +406,7 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
           error_of(rough.second_query.host(), exact.second_query), error_of(rough.second_key.host(), exact.second_key)}) {
       errors.push_back(error);
     }
-    if (c.shared) errors.push_back(error_of(rough.both_gradients.host(), exact.both_gradients()));
+    if (c.said) errors.push_back(error_of(rough.both_gradients.host(), exact.both_gradients()));
   }
   bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3 && *std::min_element(errors.begin(), errors.end()) > 1e-4;
   const auto precise = full.results(), results = rough.results();
@@ -529,10 +529,11 @@ double time_of(const Body& body, cuda::Launch& launch, int copies) {
 template <class T>
 void time_case(const Case& c, int multiprocessors) {
   const auto inputs = draw<T>(c, 7);
-  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.shared, c.plain, c.tf32);
+  Buffers<T> buffers(c.problem, inputs, multiprocessors, c.said, c.plain, c.tf32);
+  buffers.one_array = c.said;
   const int copies = c.problem.positions <= 512 ? 20 : 3;
   const double forward = time_of([&] { buffers.forward(); }, buffers.launch, copies);
-  const double vjp = time_of([&] { c.shared ? buffers.joint_vjp() : buffers.vjp(); }, buffers.launch, copies);
+  const double vjp = time_of([&] { c.said ? buffers.joint_vjp() : buffers.vjp(); }, buffers.launch, copies);
   const double jvp = time_of([&] { buffers.jvp(); }, buffers.launch, copies);
   const double hvp = time_of([&] { buffers.hvp(); }, buffers.launch, copies);
   std::printf("%-34s %9.4f %9.4f %9.4f %9.4f   workspace %.1f MB\n", c.name, forward, vjp, jvp, hvp, buffers.workspace.count / 1e6);
@@ -554,8 +555,7 @@ void test_tiny(unsigned seed, int multiprocessors) {
   compare<float>({problem(1, 12, 12, 33, kElu, Normalization::kBalanced), 0.5, "deep"}, ++seed, multiprocessors);
   compare<double>({problem(1, 3, 12, 40, kRelu, Normalization::kAll), 1.0, "large"}, ++seed, multiprocessors);
   compare<float>({problem(1, 3, 12, 515, kExp, Normalization::kBalanced), 1.0, "large"}, ++seed, multiprocessors);
-  compare<float>({problem(1, 12, 12, 515, kExp, Normalization::kBalanced), 0.6, "symmetric, one array", 0, true, true}, ++seed,
-                 multiprocessors);
+  compare<float>({problem(1, 12, 12, 515, kExp, Normalization::kBalanced), 0.6, "symmetric, said", 0, true, true}, ++seed, multiprocessors);
   compare<float>({problem(1, 3, 5, 515, kExp, Normalization::kColumns), 1000.0, "out of range"}, ++seed, multiprocessors);
   compare<float>({problem(1, 8, 24, 70, kExp, Normalization::kColumns), 0.5, "many values"}, ++seed, multiprocessors);
   compare<float>({problem(1, 11, 40, 70, kElu, Normalization::kBalanced), 0.5, "many values"}, ++seed, multiprocessors);
@@ -598,16 +598,16 @@ void test(bool small, unsigned seed, int multiprocessors) {
     compare<double>({problem(2, 5, 35, 40, kRelu, normalization), 0.5, "many values"}, ++seed, multiprocessors);
     compare<float>({problem(2, 1, 35, 40, kElu, normalization, 1.0, Score::kSum), 1.0, "sum, many values"}, ++seed, multiprocessors);
   }
-  // Sums in one sweep, without a reference: half of the tiles where query and key are one array, with both sides beside; scores whose sums
+  // Sums in one sweep, without a reference: half of the tiles of a problem said to be symmetric, with both sides beside; scores whose sums
   // leave the range of float for every row, for some, and all to zero; and a map of three tiles, the last of one position.
   for (const auto normalization : {Normalization::kColumns, Normalization::kRows, Normalization::kBalanced, Normalization::kAll}) {
-    for (const bool shared : {false, true}) {
-      const char* name = shared ? "symmetric, one array" : "symmetric";
-      compare<float>({problem(2, 12, 12, 530, kExp, normalization), 0.6, name, 0, true, shared}, ++seed, multiprocessors);
-      compare<float>({problem(1, 3, 5, 641, kElu, normalization), 1.0, name, 0, true, shared}, ++seed, multiprocessors);
-      compare<float>({problem(1, 3, 12, 70, kExp, normalization), 1.0, name, 0, true, shared}, ++seed, multiprocessors);
+    for (const bool said : {false, true}) {
+      const char* name = said ? "symmetric, said" : "symmetric";
+      compare<float>({problem(2, 12, 12, 530, kExp, normalization), 0.6, name, 0, true, said}, ++seed, multiprocessors);
+      compare<float>({problem(1, 3, 5, 641, kElu, normalization), 1.0, name, 0, true, said}, ++seed, multiprocessors);
+      compare<float>({problem(1, 3, 12, 70, kExp, normalization), 1.0, name, 0, true, said}, ++seed, multiprocessors);
     }
-    compare<double>({problem(1, 3, 12, 257, kExp, normalization), 1.0, "symmetric, one array", 0, true, true}, ++seed, multiprocessors);
+    compare<double>({problem(1, 3, 12, 257, kExp, normalization), 1.0, "symmetric, said", 0, true, true}, ++seed, multiprocessors);
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 1000.0, "out of range"}, ++seed, multiprocessors);
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 5.0, "some out of range"}, ++seed, multiprocessors);
     compare<float>({problem(1, 3, 12, 530, kExp, normalization), 5.0, "some out of range", 0, true, true}, ++seed, multiprocessors);
@@ -640,13 +640,13 @@ void test(bool small, unsigned seed, int multiprocessors) {
       many(2, 11, 20, 530, kElu, normalization, 0.4);
     }
   }
-  // Deep scores, which are the matrix units' too: the same, with rows and columns of one array, and scores of all sizes.
+  // Deep scores, which are the matrix units' too: the same, with symmetric maps, and scores of all sizes.
   for (const auto normalization : kNormalizations) {
     const auto deep = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, double spread,
-                          double offset = 0, bool shared = false) {
+                          double offset = 0, bool symmetric = false) {
       compare<float>(
-          {problem(batch, depth, values, positions, response, normalization, 0.8), spread, "deep, matrix", offset, shared, shared}, ++seed,
-          multiprocessors);
+          {problem(batch, depth, values, positions, response, normalization, 0.8), spread, "deep, matrix", offset, symmetric, symmetric},
+          ++seed, multiprocessors);
     };
     deep(2, 32, 32, 67, kExp, 0.3);
     if (normalization == Normalization::kBalanced) deep(1, 32, 32, 67, kElu, 0.3);
@@ -663,9 +663,9 @@ void test(bool small, unsigned seed, int multiprocessors) {
     deep(1, 30, 33, 65, kExp, 0.3, 6);
   }
   for (const auto normalization : kNormalizations) {
-    const auto rough = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, bool shared = false,
+    const auto rough = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, bool symmetric = false,
                            double spread = 0.5) {
-      check_tf32({problem(batch, depth, values, positions, response, normalization, 0.8), spread, "tf32", 0, shared, shared}, ++seed,
+      check_tf32({problem(batch, depth, values, positions, response, normalization, 0.8), spread, "tf32", 0, symmetric, symmetric}, ++seed,
                  multiprocessors);
     };
     rough(2, 8, 32, 67, kExp);
@@ -737,7 +737,7 @@ void time(int multiprocessors) {
       for (const auto normalization : {Normalization::kColumns, Normalization::kBalanced}) {
         const std::string name =
             std::string(size) + " " + kind.kind + (normalization == Normalization::kColumns ? " columns" : " balanced");
-        const bool symmetric = kind.depth == 12;  // gaussian: query and key are one array
+        const bool symmetric = kind.depth == 12;  // gaussian
         time_case<float>({problem(batch, kind.depth, 12, positions, kind.response, normalization, 1.0, kind.score), 0.5, name.c_str(), 0,
                           symmetric, symmetric},
                          multiprocessors);
@@ -759,15 +759,15 @@ void time(int multiprocessors) {
   time_case<float>({problem(6, 1, 32, 7744, kElu, Normalization::kColumns, 1.0, Score::kSum), 0.5, "6x7744 V32 concat"}, multiprocessors);
   // Many values: on the matrix units, in 11 digits, and without them.
   const auto both_ways = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response,
-                             Normalization normalization, bool shared = false) {
+                             Normalization normalization, bool symmetric = false) {
     for (const char* way : {" matrix", " tf32", " plain"}) {
       const bool plain = std::string(way) == " plain", tf32 = std::string(way) == " tf32";
       const std::string name = std::to_string(batch) + "x" + std::to_string(positions) + " D" + std::to_string(depth) + " V" +
                                std::to_string(values) + (response == kExp ? " exp" : " elu+1") +
                                (normalization == Normalization::kColumns ? " columns" : " balanced") + way;
-      time_case<float>(
-          {problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, shared, shared, plain, false, tf32},
-          multiprocessors);
+      time_case<float>({problem(batch, depth, values, positions, response, normalization), 0.3, name.c_str(), 0, symmetric, symmetric,
+                        plain, false, tf32},
+                       multiprocessors);
     }
   };
   both_ways(1, 12, 12, kLargeStandardShape.positions(), kExp, Normalization::kBalanced, true);

@@ -140,5 +140,20 @@ TEST(FastInverseCoverage, TheUsualBlockIsCovered) {
   EXPECT_FALSE(fast_attention_inverse(branch, y, {}).has_value());
 }
 
+TEST(FastInverseCoverage, BranchSaidToBeSymmetricHasOneMap) {
+  const at::Tensor eye = at::eye(12);
+  const auto y = random({2, 12, 9}, 1, at::kFloat);
+  const AttentionBranch::Map scores{0.5 * eye, {}};
+  const AttentionBranch said{scores, scores, {0.1 * eye, {}}, {0.1 * eye, {}}, {}, /*symmetric=*/true};
+  auto unsaid = said;
+  unsaid.symmetric = false;
+  const auto with = fast_attention_inverse(said, y, {}), without = fast_attention_inverse(unsaid, y, {});
+  ASSERT_TRUE(with.has_value() && without.has_value());
+  EXPECT_LT((with->x - without->x).abs().max().item<double>(), 1e-5);
+  auto two = said;
+  two.key.weight = scores.weight.clone();
+  EXPECT_THROW(fast_attention_inverse(two, y, {}), Error);
+}
+
 }  // namespace
 }  // namespace invattn

@@ -168,28 +168,55 @@ TEST_P(FastAttention, QueryKeyAndValueMayBeOneTensor) {
   for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_LT(relative_difference(actual[i], expected[i]), 1e-10) << "result " << i;
 }
 
-// Where query and key are one tensor their gradients may come as one; where they only lie at the same place they may not.
-TEST_P(FastAttention, OneTensorGetsBothGradients) {
+// Said to be symmetric the gradients of query and key may come as one, and more is worked out once; the results are those of two tensors.
+TEST_P(FastAttention, SymmetricInputsGiveWhatTwoEqualTensorsDo) {
+  if (map().score == Score::kSum) return;
+  const auto numbers = random({2, 20, 61}, 4) * 0.3, values = random({2, 20, 61}, 5), weights = random({2, 20, 61}, 6);
+  enum class Key { kSymmetric, kSame, kCopy };
+  const auto found = [&](Kernels kernels, at::ScalarType type, Key key, bool strided) {
+    const KernelsScope scope(kernels);
+    auto x = numbers.to(options(type));
+    if (strided) x = at::cat({x, x}, 2).slice(2, 0, 61);
+    x = x.detach().requires_grad_(true);
+    const auto value = values.to(options(type)), cotangent = weights.to(options(type));
+    const auto inputs =
+        key == Key::kSymmetric ? AttentionInputs::of_symmetric(x, value) : AttentionInputs{x, key == Key::kCopy ? x.clone() : x, value};
+    const auto output = response_attention(inputs, map());
+    const auto first = gradient((output * cotangent).sum(), x, /*create_graph=*/true);
+    const auto second = gradient((first * x).sum(), x);
+    const auto point = linearize_response_attention(inputs, map());
+    const auto pulled = point->vjp(cotangent);
+    return std::vector{output.detach(), gradient((response_attention(inputs, map()) * cotangent).sum(), x),
+                       first.detach(),  second,
+                       point->value(),  point->jvp({x.detach(), x.detach(), value}),
+                       pulled.query,    pulled.key};
+  };
+  const auto expected = found(Kernels::kReference, at::kDouble, Key::kCopy, false);
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    for (const auto key : {Key::kSymmetric, Key::kSame, Key::kCopy}) {
+      for (const bool strided : {false, true}) {
+        const auto actual = found(Kernels::kFast, type, key, strided);
+        for (std::size_t i = 0; i < actual.size(); ++i) {
+          EXPECT_LT(relative_difference(actual[i].to(at::kDouble), expected[i]), type == at::kDouble ? 1e-9 : 2e-5)
+              << "result " << i << ", key " << static_cast<int>(key) << ", strided " << strided;
+        }
+      }
+    }
+  }
+}
+
+// One tensor as query and a part of a graph of its own as key: the gradient is the query's alone.
+TEST_P(FastAttention, KeyThatOnlyLiesAtTheSamePlaceGetsNoGradient) {
   if (map().score == Score::kSum) return;
   const auto numbers = random({2, 20, 61}, 4) * 0.3, values = random({2, 20, 61}, 5), weights = random({2, 20, 61}, 6);
   const auto found = [&](Kernels kernels, at::ScalarType type) {
     const KernelsScope scope(kernels);
-    const auto pulled = [&](const auto& key_of, bool strided) {
-      auto x = numbers.to(options(type));
-      if (strided) x = at::cat({x, x}, 2).slice(2, 0, 61);
-      x = x.detach().requires_grad_(true);
-      const auto output = response_attention({x, key_of(x), values.to(options(type))}, map());
-      return gradient((output * weights.to(options(type))).sum(), x);
-    };
-    const auto same = [](const at::Tensor& x) { return x; };
-    return std::vector{pulled(same, false), pulled(same, true), pulled([](const at::Tensor& x) { return x.detach(); }, false)};
+    const auto x = numbers.to(options(type)).detach().requires_grad_(true);
+    return gradient((response_attention({x, x.detach(), values.to(options(type))}, map()) * weights.to(options(type))).sum(), x);
   };
   const auto expected = found(Kernels::kReference, at::kDouble);
   for (const auto type : {at::kDouble, at::kFloat}) {
-    const auto actual = found(Kernels::kFast, type);
-    for (std::size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_LT(relative_difference(actual[i].to(at::kDouble), expected[i]), type == at::kDouble ? 1e-9 : 2e-5) << "result " << i;
-    }
+    EXPECT_LT(relative_difference(found(Kernels::kFast, type).to(at::kDouble), expected), type == at::kDouble ? 1e-9 : 2e-5);
   }
 }
 

@@ -317,6 +317,10 @@ TEST(ResponseAttentionInput, BadInputIsNamed) {
   ResponseMap sum = map;
   sum.score = Score::kSum;
   EXPECT_NE(message(good, sum).find("scalars"), std::string::npos);
+  for (const auto& other : {good.key, good.query.clone(), good.query.detach()}) {  // equal is not enough: gradients are a tensor's own
+    EXPECT_NE(message({good.query, other, good.value, /*symmetric=*/true}, map).find("one tensor as query and key"), std::string::npos);
+  }
+  EXPECT_EQ(message(AttentionInputs::of_symmetric(good.query, good.value), map), "no error");
   const auto empty = make_inputs(Score::kProduct, 1, 2, 0, 1);
   EXPECT_NE(message(empty, map).find("at least one position"), std::string::npos);
 }

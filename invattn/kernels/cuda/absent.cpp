@@ -97,8 +97,8 @@ void attention_forward(const AttentionProblem&, const AttentionInputs<T>&, Atten
   absent();
 }
 template <class T>
-void attention_vjp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, T*, T*, T*,
-                   const Launch&) {
+void attention_vjp(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*,
+                   const AttentionGradients<T>&, const Launch&) {
   absent();
 }
 template <class T>
@@ -115,7 +115,7 @@ void attention_hvp(const AttentionProblem&, const AttentionInputs<T>&, const Att
 template size_t attention_workspace_bytes<float>(const AttentionProblem&, int);
 template void attention_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, AttentionSums<float>, float*, const Launch&);
 template void attention_vjp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
-                                   const float*, float*, float*, float*, const Launch&);
+                                   const float*, const AttentionGradients<float>&, const Launch&);
 template void attention_jvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                                    const AttentionInputs<float>&, float*, const Launch&);
 template void attention_hvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
@@ -125,7 +125,7 @@ template size_t attention_workspace_bytes<double>(const AttentionProblem&, int);
 template void attention_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, AttentionSums<double>, double*,
                                         const Launch&);
 template void attention_vjp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,
-                                    const double*, const double*, double*, double*, double*, const Launch&);
+                                    const double*, const double*, const AttentionGradients<double>&, const Launch&);
 template void attention_jvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,
                                     const double*, const AttentionInputs<double>&, double*, const Launch&);
 template void attention_hvp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,

@@ -3,6 +3,7 @@
 #include "invattn/kernels/cuda/attention.h"
 
 #include <cmath>
+#include <stdexcept>
 
 #include "invattn/kernels/cuda/matrix_attention.h"
 #include "invattn/kernels/cuda/small_attention.h"
@@ -98,7 +99,11 @@ void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>
 
 template <class T>
 void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
-                   const T* cotangent, T* query, T* key, T* value, const Launch& launch) {
+                   const T* cotangent, const AttentionGradients<T>& gradients, const Launch& launch) {
+  const auto& [query, key, value, joint] = gradients;
+  if (joint && (!problem.symmetric || problem.score == Score::kSum)) {
+    throw std::logic_error("[kernels] joint gradients are those of a symmetric problem with the product score.");
+  }
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_vjp(problem, inputs, cotangent, query, key, value, launch);
   const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
@@ -106,7 +111,7 @@ void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& in
   task.output = const_cast<T*>(output);
   task.cotangent = cotangent;
   task.query_gradient = query;
-  task.key_gradient = key;
+  task.key_gradient = joint ? nullptr : key;
   task.value_gradient = value;
   task.row_pull_change = task.column_pull_change = nullptr;  // no second derivatives
   if constexpr (sizeof(T) == 4) {
@@ -149,7 +154,7 @@ void attention_hvp(const AttentionProblem& problem, const AttentionInputs<T>& in
   template size_t attention_workspace_bytes<T>(const AttentionProblem&, int);                                                           \
   template void attention_forward<T>(const AttentionProblem&, const AttentionInputs<T>&, AttentionSums<T>, T*, const Launch&);          \
   template void attention_vjp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
-                                 T*, T*, T*, const Launch&);                                                                            \
+                                 const AttentionGradients<T>&, const Launch&);                                                          \
   template void attention_jvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*,           \
                                  const AttentionInputs<T>&, T*, const Launch&);                                                         \
   template void attention_hvp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \

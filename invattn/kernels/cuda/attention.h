@@ -36,16 +36,25 @@ struct Launch {
 
 /// For the product score `sums` has to hold every sum that the normalisation divides by: columns (columns, balanced), rows (rows,
 /// balanced), total (all): natural logarithms for exp and elu+1, the sums themselves for relu. The sum score keeps none and works them out
-/// again, in double. Where query and key are the same array (the same pointer) large maps take half the time for the sums.
+/// again, in double. Where the problem is symmetric large maps take half the time for the sums.
 template <class T>
 void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>& inputs, AttentionSums<T> sums, T* output,
                        const Launch& launch);
 
-/// Where query and key are the same array, and `key` is null, the sum of both gradients goes to `query` (product score only). Of a balanced
-/// map with exp and many values that is one pass in place of two.
+/// Where the gradients of attention_vjp go.
+template <class T>
+struct AttentionGradients {
+  T* query;  // (B, D, N)
+  T* key;    // (B, D, N), not written where they are joint
+  T* value;  // (B, V, N)
+  /// For a symmetric problem with the product score: the sum of the gradients in query and key goes to `query`. Of a balanced map with exp
+  /// and many values that is one pass in place of two.
+  bool joint = false;
+};
+
 template <class T>
 void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,
-                   const T* cotangent, T* query, T* key, T* value, const Launch& launch);
+                   const T* cotangent, const AttentionGradients<T>& gradients, const Launch& launch);
 
 template <class T>
 void attention_jvp(const AttentionProblem& problem, const AttentionInputs<T>& inputs, const AttentionSums<const T>& sums, const T* output,

@@ -10,7 +10,7 @@
 //      of the 528 that fit.
 //   2  4 owners per thread where registers allow, parts chosen so that the last round is full; stages that share an Op share its kernel;
 //      hvp: 0.149, 0.336, 0.264, hvp 1.23; D 12: 0.248, 0.562, 0.548, hvp 2.24. Balanced, forward: 0.196; D 12: 0.352.
-//   3  sums of rows and columns in one sweep, without a reference, half of it where query and key are one array (response_sums.cuh);
+//   3  sums of rows and columns in one sweep, without a reference, half of it for a symmetric map (response_sums.cuh);
 //      four owners per thread for the gradients with D 12, too: 0.138, 0.335, 0.259, hvp 1.14; D 12, one array: 0.205, 0.542, 0.561,
 //      hvp 2.36. Balanced, forward: 0.148; D 12: 0.204. Six owners for the product with D 12 (219 registers): 1 % slower.
 
@@ -142,7 +142,7 @@ class Runner {
   }
   void matrix_sums_of(const Task<T>& task) const {
     if constexpr (sizeof(T) == 4) {
-      const bool copy = task.query == task.key && task.needs_rows() && task.needs_columns();
+      const bool copy = problem.symmetric && task.needs_rows() && task.needs_columns();
       if (task.needs_columns()) matrix_sums(Stage::kColumnSums, problem, task, partials, copy, launch);
       if (task.needs_rows() && !copy) matrix_sums(Stage::kRowSums, problem, task, partials, /*copy=*/false, launch);
     }
@@ -154,7 +154,7 @@ class Runner {
         1 + tiles + most_parts(problem) <= large_partials<T>(problem, launch.multiprocessors) / (problem.batch * problem.positions);
     SweepPlan plan;
     plan.stage = columns ? Stage::kColumnSums : Stage::kRowSums;
-    plan.symmetric = fits && task.query == task.key;
+    plan.symmetric = fits && problem.symmetric;
     plan.both = fits && (plan.symmetric || (rows && columns));
     plan.tiles = static_cast<int>(tiles);
     if (plan.both) {

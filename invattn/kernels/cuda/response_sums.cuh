@@ -4,7 +4,7 @@
 //
 // A block has a tile of owners and a part of the others. An owner's sum stays with its thread; an other's sum over the tile is added up over
 // the warp, eight others at a time, one slot per pair. Both go to the workspace, and finish_responses adds the parts in a fixed order.
-// Where query and key are the same array the map is symmetric: the tiles on and above the diagonal do, each pair counted on both sides.
+// Of a symmetric map (query and key are the same numbers) the tiles on and above the diagonal do, each pair counted on both sides.
 //
 // An owner's exponentials are divided by a power of two near its largest, guessed from a few others: a digit of the score times log2(e)
 // is then worth as much as one of what is left of it. Otherwise responses are summed as they are: floats have the same digits at any size,

@@ -784,7 +784,7 @@ void solve_by(SolverPath path, const AttentionProblem& problem, int64_t channels
   if (path == SolverPath::kKernels) return solve_by_kernels(problem, channels, weights, rules, y, x, report, launch);
   Arguments a{};
   if (!plan(path, problem, channels, rules, a)) not_covered();
-  a.symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias && !a.sum_score;
+  a.symmetric = problem.symmetric && !a.sum_score;
   a.weights = weights;
   a.y = y;
   a.x = x;

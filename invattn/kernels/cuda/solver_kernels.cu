@@ -5,7 +5,7 @@
 // over the entries; the last block of a sample decides by solver_rules.cuh, and sets the condition). Everything that the graph touches lies
 // in the workspace, weights and y included, so that one executable graph serves every call with the same problem, options and workspace: a
 // small cache here owns them.
-// Where query and key have the same weights (the same pointers) they are one array, and the attention makes use of that.
+// Of a symmetric problem query and key are one array.
 // On a stream that is being captured the WHILE node goes into the caller's graph instead.
 //
 // Versions, milliseconds for 1x12x9701 to 1e-6 on an H200 (gaussian, embedded, dot, concat; 10, 8, 8, 10 iterations):
@@ -253,9 +253,9 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float
   report.status[sample] = state.monitor.status;
 }
 
-/// Lays the workspace out from `memory` on; the bytes it takes. symmetric: query and key are one.
-int64_t lay_out(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors, bool symmetric,
-                void* memory, Work& work) {
+/// Lays the workspace out from `memory` on; the bytes it takes.
+int64_t lay_out(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors, void* memory,
+                Work& work) {
   const int64_t n = problem.positions, b = problem.batch, entries = b * channels * n;
   work.positions = n;
   work.batch = b;
@@ -282,7 +282,7 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const Iterati
   reserve(work.changes, work.rules.memory * entries);
   reserve(work.query, b * problem.depth * n);
   reserve(work.key, b * problem.depth * n);
-  if (symmetric) work.key = work.query;
+  if (problem.symmetric) work.key = work.query;
   reserve(work.value, b * problem.values * n);
   reserve(work.attended, b * problem.values * n);
   reserve(work.rows, b * kSumParts * n);
@@ -371,8 +371,7 @@ cudaError_t capture_loop(const AttentionProblem& problem, const Work& work, int 
 
 using Key = std::array<uint64_t, 19>;
 
-Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, bool symmetric, const Launch& launch,
-           int device) {
+Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, const Launch& launch, int device) {
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
   const auto real = [](double value) { return std::bit_cast<uint64_t>(value); };
   return {number(device),
@@ -391,7 +390,7 @@ Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRul
           real(rules.mixing),
           real(rules.regularization),
           number(rules.patience),
-          number(symmetric ? 1 : 0),
+          number(problem.symmetric ? 1 : 0),
           reinterpret_cast<uint64_t>(launch.workspace),
           number(launch.multiprocessors)};
 }
@@ -455,7 +454,7 @@ void run_loop(const AttentionProblem& problem, int64_t channels, const Iteration
   } else {
     int device = 0;
     cudaGetDevice(&device);
-    graphs.launch(key_of(problem, channels, rules, work.key == work.query, launch, device), problem, work, launch);
+    graphs.launch(key_of(problem, channels, rules, launch, device), problem, work, launch);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);  // errors stay for cudaGetLastError, as those of any launch
 }
@@ -481,14 +480,13 @@ bool kernels_cover(const AttentionProblem& problem, int64_t channels) {
 size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors) {
   if (problem.batch == 0 || problem.positions == 0) return 0;
   Work work{};
-  return static_cast<size_t>(lay_out(problem, channels, rules, multiprocessors, false, nullptr, work));
+  return static_cast<size_t>(lay_out(problem, channels, rules, multiprocessors, nullptr, work));
 }
 
 void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const IterationRules& rules,
                       const float* y, float* x, const SolverReport& report, const Launch& launch) {
   Work work{};
-  const bool symmetric = weights.query_weight == weights.key_weight && weights.query_bias == weights.key_bias;
-  lay_out(problem, channels, rules, launch.multiprocessors, symmetric, launch.workspace, work);
+  lay_out(problem, channels, rules, launch.multiprocessors, launch.workspace, work);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
   INVATTN_LAUNCH(start_kernel, grid, dim3(kThreads), kShared, stream, work, weights, y);

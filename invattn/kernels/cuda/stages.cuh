@@ -20,7 +20,7 @@ enum class Stage {
   kValueGradient,  // sum_i R_ij U_i
   kQueryGradient,  // sum_j s_bar_ij k_j
   kKeyGradient,    // sum_i s_bar_ij q_i
-  kBothGradients,  // their sum, where query and key are one array x and the map is balanced: sum_j (s_bar_ij + s_bar_ji) x_j
+  kBothGradients,  // their sum, where query and key are the same x and the map is balanced: sum_j (s_bar_ij + s_bar_ji) x_j
   kColumnChange,   // d log of the column sums
   kRowChange,      // d log of the row sums
   kProductChange,  // d A_i
@@ -45,7 +45,7 @@ struct Task {
   T* output = nullptr;                                      // A; written by forward only
   const T* cotangent = nullptr;
   const T *query_tangent = nullptr, *key_tangent = nullptr, *value_tangent = nullptr;
-  // No key_gradient: the query's has both (attention_vjp).
+  // No key_gradient: the query's has both (AttentionGradients::joint).
   T *query_gradient = nullptr, *key_gradient = nullptr, *value_gradient = nullptr, *output_tangent = nullptr;
   T *query_gradient_change = nullptr, *key_gradient_change = nullptr, *value_gradient_change = nullptr;
   // Per position; for `all` a total per sample. vjp: U_i . A_i and F_j . F_bar_j. jvp: d log of the sums. hvp: both, and how the first change.
