@@ -6,7 +6,6 @@
 
 #include "invattn/core/error.h"
 #include "invattn/core/stop_request.h"
-#include "invattn/kernels/cuda/device.h"
 #include "invattn/kernels/cuda/solver.h"
 #include "invattn/kernels/solver.h"
 #include "invattn/ops/kernel_calls.h"
@@ -65,13 +64,12 @@ std::optional<AttentionInverse> fast_attention_inverse(const AttentionBranch& br
     result.statuses.assign(statuses, statuses + problem.batch);
   };
   if (y.is_cuda()) {
-    if (!kernels::cuda::solver_covers(problem, channels, rules)) return std::nullopt;
     const c10::DeviceGuard guard(y.device());
-    const auto bytes = kernels::cuda::solver_workspace_bytes(problem, channels, rules, kernels::cuda::multiprocessors());
-    const DeviceLaunch launch(y.device(), bytes);
+    const auto plan = kernels::cuda::plan_solve(problem, channels, rules);
+    if (!plan) return std::nullopt;
+    const DeviceLaunch launch(y.device(), plan->workspace_bytes);
     const auto report = prepare();
-    kernels::cuda::solve(problem, channels, pointers<float>(weights), rules, input.const_data_ptr<float>(), result.x.data_ptr<float>(),
-                         report, launch.get());
+    kernels::cuda::solve(*plan, pointers<float>(weights), input.const_data_ptr<float>(), result.x.data_ptr<float>(), report, launch.get());
     launch.check("inverse");
     unpack();
     return result;

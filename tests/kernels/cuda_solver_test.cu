@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -19,7 +20,6 @@
 
 #include "invattn/kernels/cuda/launch.h"
 #include "invattn/kernels/cuda/solver.h"
-#include "invattn/kernels/cuda/solver_paths.h"
 #include "tests/kernels/cuda_support.cuh"
 #include "tests/kernels/solver_cases.h"
 
@@ -32,9 +32,8 @@ using testing::Device;
 
 int failures = 0, multiprocessors = 132, way = -1;  // way: one SolverPath only
 bool host_loop = false;
-constexpr SolverPath kPaths[] = {SolverPath::kTwoBlocks, SolverPath::kOneBlock, SolverPath::kKernels};
 const char* name(SolverPath path) {
-  return path == SolverPath::kTwoBlocks ? "two blocks" : path == SolverPath::kOneBlock ? "one block" : "kernels";
+  return path == SolverPath::kTwoBlocks ? "two blocks" : path == SolverPath::kOneBlock ? "one block" : "graph";
 }
 
 std::string number(SampleStatus status) { return std::to_string(static_cast<int>(status)); }
@@ -188,21 +187,16 @@ class Workspaces {
 Workspaces workspaces_of_all;
 
 struct Solver {
-  AttentionProblem problem;
-  int64_t channels;
-  IterationRules options;
   Device<float> query, query_bias, key, key_bias, value, value_bias, output, output_bias, y, x;
   Device<double> residual;
   Device<int32_t> iterations;
   Device<SampleStatus> status;
-  std::vector<char*> workspaces;  // one for each way
+  std::vector<std::optional<cuda::SolverPlan>> plans;  // one for each way
+  std::vector<char*> workspaces;
   cuda::Launch launch;
 
   Solver(const Branch& b, const std::vector<float>& y_, const IterationRules& o)
-      : problem(b.problem),
-        channels(b.channels),
-        options(o),
-        query(b.query),
+      : query(b.query),
         query_bias(b.query_bias),
         key(b.key),
         key_bias(b.key_bias),
@@ -217,10 +211,9 @@ struct Solver {
         status(b.problem.batch) {
     launch.multiprocessors = multiprocessors;
     launch.host_loop = host_loop;
-    for (const SolverPath path : kPaths) {
-      const bool covered = cuda::path_covers(path, problem, channels, options);
-      workspaces.push_back(
-          workspaces_of_all.take(covered ? cuda::path_workspace_bytes(path, problem, channels, options, multiprocessors) : 0));
+    for (const SolverPath path : cuda::kSolverPaths) {
+      plans.push_back(cuda::plan_solve(path, b.problem, b.channels, o));
+      workspaces.push_back(workspaces_of_all.take(plans.back() ? plans.back()->workspace_bytes : 0));
     }
     CHECK_CUDA(cudaDeviceSynchronize());  // what is recorded next is younger than the memory, in compute-sanitizer's view, too
   }
@@ -231,9 +224,9 @@ struct Solver {
   }
   void solve(SolverPath path) {
     launch.workspace = workspaces[static_cast<int>(path)];
-    cuda::solve_by(path, problem, channels,
-                   {query.data, query_bias.data, key.data, key_bias.data, value.data, value_bias.data, output.data, output_bias.data},
-                   options, y.data, x.data, {residual.data, iterations.data, status.data}, launch);
+    cuda::solve(*plans[static_cast<int>(path)],
+                {query.data, query_bias.data, key.data, key_bias.data, value.data, value_bias.data, output.data, output_bias.data}, y.data,
+                x.data, {residual.data, iterations.data, status.data}, launch);
     CHECK_CUDA(cudaGetLastError());
   }
 };
@@ -277,7 +270,7 @@ void compare(SolverPath path, const char* kind, const Branch& branch, const std:
   std::snprintf(label, sizeof label, "%-10s %-11s B%ld C%ld V%ld N%-4ld normalization %d memory %d: ", name(path), kind, long(p.batch),
                 long(branch.channels), long(p.values), long(p.positions), int(p.normalization), int(options.memory));
   std::string line = label;
-  if (!cuda::path_covers(path, p, branch.channels, options)) return expect(false, line + "not covered");
+  if (!cuda::plan_solve(path, p, branch.channels, options)) return expect(false, line + "not covered");
   Solver solver(branch, y, options);
   solver.solve(path);
   CHECK_CUDA(cudaDeviceSynchronize());
@@ -359,12 +352,38 @@ void test_reuse(SolverPath path, int64_t n) {
 #endif
 }
 
+/// A plan takes the first path that there is room for, and where a sample fits two blocks it fits one.
+void test_plans() {
+  bool first = true, same = true, alone = true;
+  for (const Kind& kind : kKinds) {
+    for (int64_t n = 1; n <= 600; n += n < 40 ? 1 : 7) {
+      for (const int64_t memory : {0, 6}) {
+        IterationRules rules;
+        rules.memory = memory;
+        const auto by = [&](SolverPath path) { return cuda::plan_solve(path, problem_of(kind, 3, n), 12, rules); };
+        const auto chosen = cuda::plan_solve(problem_of(kind, 3, n), 12, rules);
+        const auto two = by(SolverPath::kTwoBlocks), one = by(SolverPath::kOneBlock), graph = by(SolverPath::kGraph);
+        first = first && chosen && chosen->path == (two ? SolverPath::kTwoBlocks : one ? SolverPath::kOneBlock : SolverPath::kGraph);
+        same = same && (!two || one);
+        alone = alone && (n <= 512 || !one) && graph;
+      }
+    }
+  }
+  expect(first, "a plan takes the first path that there is room for");
+  expect(same, "one block has room for what two have room for");
+  expect(alone, "one launch does for up to 512 positions, a graph for any");
+  IterationRules long_history;
+  long_history.memory = 8;
+  expect(!cuda::plan_solve(problem_of(kKinds[0], 1, 256), 12, long_history), "a history of 8 is not covered");
+  expect(!cuda::plan_solve(problem_of(kKinds[0], 1, 256), 17, {}), "17 channels are not covered");
+}
+
 /// Each kernel once or twice, on as few positions as show its barriers.
 void test_tiny() {
   const IterationRules anderson;
-  for (const SolverPath path : kPaths) {
+  for (const SolverPath path : cuda::kSolverPaths) {
     if (way >= 0 && static_cast<int>(path) != way) continue;
-    const int64_t n = path == SolverPath::kKernels ? 40 : 140;  // more than a block handles at a time
+    const int64_t n = path == SolverPath::kGraph ? 40 : 140;  // more than a block handles at a time
     compare(path, kKinds[3].name, Branch(problem_of(kKinds[3], 1, n), 12, 0.35, 11), draw(12 * n, 3), anderson);
     compare(path, kKinds[1].name, Branch(problem_of(kKinds[1], 2, 33, Normalization::kAll), 12, 0.35, 11), draw(2 * 12 * 33, 3), anderson);
     const Branch symmetric(problem_of(kKinds[0], 1, n, Normalization::kBalanced), 12, 0.35, 27, true);
@@ -377,9 +396,9 @@ void test(bool small) {
   fixed_point.memory = 0;
   fixed_point.max_iterations = 500;
   fixed_point.patience = 50;
-  for (const SolverPath path : kPaths) {
+  for (const SolverPath path : cuda::kSolverPaths) {
     if (way >= 0 && static_cast<int>(path) != way) continue;
-    const bool fused = path != SolverPath::kKernels;
+    const bool fused = path != SolverPath::kGraph;
     // Every kind and normalisation.
     for (const Kind& kind : kKinds) {
       for (const auto normalization :
@@ -479,9 +498,7 @@ void test(bool small) {
     Solver none(Branch(problem_of(kKinds[0], 0, n), 12, 0.35, 21), {}, anderson);
     none.solve(path);  // has to return
   }
-  IterationRules long_history;
-  long_history.memory = 8;
-  expect(!cuda::solver_covers(problem_of(kKinds[0], 1, 256), 12, long_history), "a history of 8 is not covered");
+  test_plans();
   if (small) return;
   for (int k = 0; k < 4; ++k) {  // one large map: against a known x
     const int64_t n = 9701;
@@ -491,7 +508,7 @@ void test(bool small) {
     std::vector<float> y(known.size());
     for (size_t e = 0; e < y.size(); ++e) y[e] = static_cast<float>(known[e] + g[e]);
     Solver solver(branch, y, anderson);
-    solver.solve(SolverPath::kKernels);
+    solver.solve(SolverPath::kGraph);
     CHECK_CUDA(cudaDeviceSynchronize());
     const auto x = solver.x.host();
     auto difference = sample_of(known, 0, 12 * n);
@@ -566,7 +583,7 @@ void time() {
       for (const auto& [k, normalization, symmetric, kind_name] : timed) {
         if (trained && normalization == Normalization::kBalanced) continue;
         const double strength = trained ? trained_strength(kKinds[k]) : 0.5;
-        for (const SolverPath path : kPaths) {
+        for (const SolverPath path : cuda::kSolverPaths) {
           if (way >= 0 && static_cast<int>(path) != way) continue;
           for (const int64_t memory : {6, 0}) {
             if (memory == 0 && (trained || path == SolverPath::kOneBlock)) continue;
@@ -574,7 +591,7 @@ void time() {
             const Branch branch(problem_of(kKinds[k], batch, n, normalization), 12, strength, 5, symmetric);
             IterationRules options;
             options.memory = memory;
-            if (!cuda::path_covers(path, branch.problem, 12, options)) continue;
+            if (!cuda::plan_solve(path, branch.problem, 12, options)) continue;
             Solver solver(branch, draw(batch * 12 * n, 5), options);
             const double ms = time_of([&] { solver.solve(path); }, solver.launch);
             const auto iterations = solver.iterations.host();

@@ -81,12 +81,8 @@ template void swish_jvp<BFloat16>(const SwishProblem&, const BFloat16*, const fl
 template void swish_vjp<BFloat16>(const SwishProblem&, const BFloat16*, const float*, const BFloat16*, BFloat16*, float*, void*, void*);
 template void swish_hvp<BFloat16>(const SwishProblem&, const BFloat16*, const float*, const BFloat16*, const BFloat16*, BFloat16*,
                                   BFloat16*, float*, void*, void*);
-bool solver_covers(const AttentionProblem&, int64_t, const IterationRules&) { return false; }
-size_t solver_workspace_bytes(const AttentionProblem&, int64_t, const IterationRules&, int) { absent(); }
-void solve(const AttentionProblem&, int64_t, const BranchWeights<float>&, const IterationRules&, const float*, float*, const SolverReport&,
-           const Launch&) {
-  absent();
-}
+std::optional<SolverPlan> plan_solve(const AttentionProblem&, int64_t, const IterationRules&) { return std::nullopt; }
+void solve(const SolverPlan&, const BranchWeights<float>&, const float*, float*, const SolverReport&, const Launch&) { absent(); }
 
 template <class T>
 size_t attention_workspace_bytes(const AttentionProblem&, int) {

@@ -254,8 +254,9 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Work work, float
 }
 
 /// Lays the workspace out from `memory` on; the bytes it takes.
-int64_t lay_out(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors, void* memory,
-                Work& work) {
+int64_t lay_out(const SolverPlan& plan, void* memory, Work& work) {
+  const AttentionProblem& problem = plan.problem;
+  const int64_t channels = plan.channels;
   const int64_t n = problem.positions, b = problem.batch, entries = b * channels * n;
   work.positions = n;
   work.batch = b;
@@ -263,7 +264,7 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const Iterati
   work.values = static_cast<int>(problem.values);
   work.channels = static_cast<int>(channels);
   work.blocks = static_cast<int>((n + kPositions - 1) / kPositions);
-  work.rules = rules_of(rules, channels * n);
+  work.rules = rules_of(plan.rules, channels * n);
   int64_t bytes = 0;
   const auto reserve = [&]<class T>(T*& pointer, int64_t count) {
     pointer = reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
@@ -291,7 +292,7 @@ int64_t lay_out(const AttentionProblem& problem, int64_t channels, const Iterati
   for (float** weight : {&work.query_weight, &work.key_weight, &work.value_weight, &work.output_weight}) reserve(*weight, kMost * kMost);
   for (float** bias : {&work.query_bias, &work.key_bias, &work.value_bias, &work.output_bias}) reserve(*bias, kMost);
   char* attention = nullptr;
-  reserve(attention, static_cast<int64_t>(attention_workspace_bytes<float>(problem, multiprocessors)));
+  reserve(attention, static_cast<int64_t>(attention_workspace_bytes<float>(problem, plan.multiprocessors)));
   work.attention = attention;
   return bytes;
 }
@@ -371,7 +372,9 @@ cudaError_t capture_loop(const AttentionProblem& problem, const Work& work, int 
 
 using Key = std::array<uint64_t, 19>;
 
-Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, const Launch& launch, int device) {
+Key key_of(const SolverPlan& plan, const Launch& launch, int device) {
+  const AttentionProblem& problem = plan.problem;
+  const IterationRules& rules = plan.rules;
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
   const auto real = [](double value) { return std::bit_cast<uint64_t>(value); };
   return {number(device),
@@ -383,7 +386,7 @@ Key key_of(const AttentionProblem& problem, int64_t channels, const IterationRul
           number(static_cast<int>(problem.response)),
           number(static_cast<int>(problem.normalization)),
           real(problem.mass),
-          number(channels),
+          number(plan.channels),
           real(rules.tolerance),
           number(rules.max_iterations),
           number(rules.memory),
@@ -438,11 +441,12 @@ class Graphs {
   size_t next_ = 0;
 };
 
-void run_loop(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, const Work& work, const Launch& launch) {
+void run_loop(const SolverPlan& plan, const Work& work, const Launch& launch) {
   static Graphs graphs;
   const auto stream = static_cast<cudaStream_t>(launch.stream);
+  const int multiprocessors = launch.multiprocessors;
   if (launch.host_loop) {  // samples that have stopped are idle in what is left
-    for (int64_t done = 0; done <= rules.max_iterations; done += kUnrolled) run_body(problem, work, launch.multiprocessors, stream, {});
+    for (int64_t done = 0; done <= plan.rules.max_iterations; done += kUnrolled) run_body(plan.problem, work, multiprocessors, stream, {});
     return;
   }
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
@@ -450,48 +454,50 @@ void run_loop(const AttentionProblem& problem, int64_t channels, const Iteration
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a stream is created, also while the caller captures
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (capturing == cudaStreamCaptureStatusActive) {
-    capture_loop(problem, work, launch.multiprocessors, stream);
+    capture_loop(plan.problem, work, multiprocessors, stream);
   } else {
     int device = 0;
     cudaGetDevice(&device);
-    graphs.launch(key_of(problem, channels, rules, launch, device), problem, work, launch);
+    graphs.launch(key_of(plan, launch, device), plan.problem, work, launch);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);  // errors stay for cudaGetLastError, as those of any launch
 }
 
 #else
 
-void run_loop(const AttentionProblem& problem, int64_t, const IterationRules&, const Work& work, const Launch& launch) {
-  while (work.counters[kRunning] != 0) run_body(problem, work, launch.multiprocessors, nullptr, {});
+void run_loop(const SolverPlan& plan, const Work& work, const Launch& launch) {
+  while (work.counters[kRunning] != 0) run_body(plan.problem, work, launch.multiprocessors, nullptr, {});
 }
 
 #endif
 
 }  // namespace
 
-bool kernels_cover(const AttentionProblem& problem, int64_t channels) {
+bool plan_graph(SolverPlan& plan) {
 #ifndef INVATTN_CUDA_EMULATION
   int version = 0;  // WHILE nodes came with 12.4
   if (cudaDriverGetVersion(&version) != cudaSuccess || version < 12040) return false;
 #endif
-  return covers(problem) && channels >= 1 && channels <= kMost && problem.values <= kMost && problem.depth <= kMost;
+  const AttentionProblem& problem = plan.problem;
+  if (plan.rules.memory < 0 || plan.rules.memory > kMemory || !covers(problem) || plan.channels < 1 || plan.channels > kMost ||
+      problem.values > kMost || problem.depth > kMost) {
+    return false;
+  }
+  Work work{};
+  const bool empty = problem.batch == 0 || problem.positions == 0;
+  plan.workspace_bytes = empty ? 0 : static_cast<size_t>(lay_out(plan, nullptr, work));
+  return true;
 }
 
-size_t kernels_workspace_bytes(const AttentionProblem& problem, int64_t channels, const IterationRules& rules, int multiprocessors) {
-  if (problem.batch == 0 || problem.positions == 0) return 0;
+void solve_graph(const SolverPlan& plan, const BranchWeights<float>& weights, const float* y, float* x, const SolverReport& report,
+                 const Launch& launch) {
   Work work{};
-  return static_cast<size_t>(lay_out(problem, channels, rules, multiprocessors, nullptr, work));
-}
-
-void solve_by_kernels(const AttentionProblem& problem, int64_t channels, const BranchWeights<float>& weights, const IterationRules& rules,
-                      const float* y, float* x, const SolverReport& report, const Launch& launch) {
-  Work work{};
-  lay_out(problem, channels, rules, launch.multiprocessors, launch.workspace, work);
+  lay_out(plan, launch.workspace, work);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   const dim3 grid(static_cast<unsigned>(work.blocks), static_cast<unsigned>(work.batch)), samples(static_cast<unsigned>(work.batch));
   INVATTN_LAUNCH(start_kernel, grid, dim3(kThreads), kShared, stream, work, weights, y);
   INVATTN_LAUNCH(begin_kernel, samples, dim3(kThreads), kShared, stream, work);
-  run_loop(problem, channels, rules, work, launch);
+  run_loop(plan, work, launch);
   INVATTN_LAUNCH(finish_kernel, grid, dim3(kThreads), kShared, stream, work, x, report);
 }
 
