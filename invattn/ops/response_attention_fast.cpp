@@ -81,8 +81,7 @@ void run(const AttentionProblem& problem, const AttentionInputs& inputs, bool tf
   const c10::DeviceGuard guard(inputs.query.device());
   for_type(inputs.query, [&](auto type) {
     using T = decltype(type);
-    const DeviceLaunch launch(inputs.query.device(), kernels::cuda::attention_workspace_bytes<T>(problem, kernels::cuda::multiprocessors()),
-                              tf32);
+    const DeviceLaunch launch(inputs.query.device(), kernels::cuda::attention_workspace_bytes<T>(problem), tf32);
     on_cuda(type, launch.get());
     launch.check("response_attention");
   });

@@ -161,7 +161,7 @@ struct Buffers {
         second_key(in.key.size()),
         second_value(in.value.size()),
         second_change(in.value.size()),
-        workspace(cuda::attention_workspace_bytes<T>(p, multiprocessors)),
+        workspace(cuda::attention_workspace_bytes<T>(p)),
         problem(p) {
     problem.symmetric = said;
     launch.workspace = workspace.data;

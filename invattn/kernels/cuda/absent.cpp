@@ -85,7 +85,7 @@ std::optional<SolverPlan> plan_solve(const AttentionProblem&, int64_t, const Ite
 void solve(const SolverPlan&, const BranchWeights<float>&, const float*, float*, const SolverReport&, const Launch&) { absent(); }
 
 template <class T>
-size_t attention_workspace_bytes(const AttentionProblem&, int) {
+size_t attention_workspace_bytes(const AttentionProblem&) {
   absent();
 }
 template <class T>
@@ -108,7 +108,7 @@ void attention_hvp(const AttentionProblem&, const AttentionInputs<T>&, const Att
   absent();
 }
 
-template size_t attention_workspace_bytes<float>(const AttentionProblem&, int);
+template size_t attention_workspace_bytes<float>(const AttentionProblem&);
 template void attention_forward<float>(const AttentionProblem&, const AttentionInputs<float>&, AttentionSums<float>, float*, const Launch&);
 template void attention_vjp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                                    const float*, const AttentionGradients<float>&, const Launch&);
@@ -117,7 +117,7 @@ template void attention_jvp<float>(const AttentionProblem&, const AttentionInput
 template void attention_hvp<float>(const AttentionProblem&, const AttentionInputs<float>&, const AttentionSums<const float>&, const float*,
                                    const float*, const AttentionInputs<float>&, float*, float*, float*, float*, const Launch&);
 
-template size_t attention_workspace_bytes<double>(const AttentionProblem&, int);
+template size_t attention_workspace_bytes<double>(const AttentionProblem&);
 template void attention_forward<double>(const AttentionProblem&, const AttentionInputs<double>&, AttentionSums<double>, double*,
                                         const Launch&);
 template void attention_vjp<double>(const AttentionProblem&, const AttentionInputs<double>&, const AttentionSums<const double>&,

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "invattn/kernels/cuda/large_attention.h"
 #include "invattn/kernels/cuda/matrix_attention.h"
 #include "invattn/kernels/cuda/small_attention.h"
 #include "invattn/kernels/cuda/sum_attention.h"
@@ -19,7 +20,7 @@ struct Workspace {
   T* partials;
   int64_t count = 0;
 
-  Workspace(const AttentionProblem& problem, int multiprocessors, void* memory) : task(make_task<T>(problem)) {
+  Workspace(const AttentionProblem& problem, void* memory) : task(make_task<T>(problem)) {
     const auto take = [&](int64_t numbers) {
       T* at = static_cast<T*>(memory) + count;
       count += (numbers + 63) / 64 * 64;
@@ -33,7 +34,7 @@ struct Workspace {
     task.total = take(kSumParts * problem.batch);
     for (T** by_sample : {&task.total_pull, &task.total_change, &task.total_pull_change}) *by_sample = take(problem.batch);
     task.value_gradient = take(problem.batch * problem.values * problem.positions);
-    partials = take(large_partials<T>(problem, multiprocessors));
+    partials = take(large_partials<T>(problem));
   }
 };
 
@@ -77,10 +78,10 @@ bool covers(const AttentionProblem& problem) {
 }
 
 template <class T>
-size_t attention_workspace_bytes(const AttentionProblem& problem, int multiprocessors) {
+size_t attention_workspace_bytes(const AttentionProblem& problem) {
   if (empty(problem)) return 0;
   if (problem.score == Score::kSum) return sum_workspace_bytes<T>(problem);
-  return static_cast<size_t>(Workspace<T>(problem, multiprocessors, nullptr).count) * sizeof(T);
+  return static_cast<size_t>(Workspace<T>(problem, nullptr).count) * sizeof(T);
 }
 
 template <class T>
@@ -88,13 +89,13 @@ void attention_forward(const AttentionProblem& problem, const AttentionInputs<T>
                        const Launch& launch) {
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_forward(problem, inputs, output, launch);
-  const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
+  const Workspace<T> workspace(problem, launch.workspace);
   Task<T> task = task_of(inputs, sums, workspace, launch);
   task.output = output;
   if constexpr (sizeof(T) == 4) {
     if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_forward(problem, task, launch);
   }
-  large_forward(problem, task, workspace.partials, launch);
+  large_attention(LargeWork::kForward, problem, task, workspace.partials, launch);
 }
 
 template <class T>
@@ -106,7 +107,7 @@ void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& in
   }
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_vjp(problem, inputs, cotangent, query, key, value, launch);
-  const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
+  const Workspace<T> workspace(problem, launch.workspace);
   Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   task.output = const_cast<T*>(output);
   task.cotangent = cotangent;
@@ -117,7 +118,7 @@ void attention_vjp(const AttentionProblem& problem, const AttentionInputs<T>& in
   if constexpr (sizeof(T) == 4) {
     if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_vjp(problem, task, launch);
   }
-  large_vjp(problem, task, workspace.partials, launch);
+  large_attention(LargeWork::kVjp, problem, task, workspace.partials, launch);
 }
 
 template <class T>
@@ -125,13 +126,13 @@ void attention_jvp(const AttentionProblem& problem, const AttentionInputs<T>& in
                    const AttentionInputs<T>& tangents, T* result, const Launch& launch) {
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_jvp(problem, inputs, tangents, result, launch);
-  const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
+  const Workspace<T> workspace(problem, launch.workspace);
   Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   set_tangents(task, tangents, result);
   if constexpr (sizeof(T) == 4) {
     if (is_small(problem) && !uses_matrix_units(problem, launch)) return small_jvp(problem, task, launch);
   }
-  large_jvp(problem, task, workspace.partials, launch);
+  large_attention(LargeWork::kJvp, problem, task, workspace.partials, launch);
 }
 
 template <class T>
@@ -139,7 +140,7 @@ void attention_hvp(const AttentionProblem& problem, const AttentionInputs<T>& in
                    const T* cotangent, const AttentionInputs<T>& tangents, T* result, T* query, T* key, T* value, const Launch& launch) {
   if (empty(problem)) return;
   if (problem.score == Score::kSum) return sum_hvp(problem, inputs, cotangent, tangents, result, query, key, value, launch);
-  const Workspace<T> workspace(problem, launch.multiprocessors, launch.workspace);
+  const Workspace<T> workspace(problem, launch.workspace);
   Task<T> task = task_of(inputs, writable(sums), workspace, launch);
   task.output = const_cast<T*>(output);
   task.cotangent = cotangent;
@@ -147,11 +148,11 @@ void attention_hvp(const AttentionProblem& problem, const AttentionInputs<T>& in
   task.query_gradient_change = query;
   task.key_gradient_change = key;
   task.value_gradient_change = value;
-  large_hvp(problem, task, workspace.partials, launch);
+  large_attention(LargeWork::kHvp, problem, task, workspace.partials, launch);
 }
 
 #define INVATTN_INSTANTIATE(T)                                                                                                          \
-  template size_t attention_workspace_bytes<T>(const AttentionProblem&, int);                                                           \
+  template size_t attention_workspace_bytes<T>(const AttentionProblem&);                                                                \
   template void attention_forward<T>(const AttentionProblem&, const AttentionInputs<T>&, AttentionSums<T>, T*, const Launch&);          \
   template void attention_vjp<T>(const AttentionProblem&, const AttentionInputs<T>&, const AttentionSums<const T>&, const T*, const T*, \
                                  const AttentionGradients<T>&, const Launch&);                                                          \

@@ -18,15 +18,14 @@ inline constexpr int64_t kLargestDepth = 32;
 /// Product score: exp, elu+1, relu, any number of values. Sum score: elu+1, relu.
 bool covers(const AttentionProblem& problem);
 
-/// Bytes that forward, vjp, jvp and hvp need, the largest of the four. `multiprocessors` of the device decides how finely large maps are
-/// split.
+/// Bytes that forward, vjp, jvp and hvp need, the largest of the four.
 template <class T>
-size_t attention_workspace_bytes(const AttentionProblem& problem, int multiprocessors);
+size_t attention_workspace_bytes(const AttentionProblem& problem);
 
 struct Launch {
   void* stream = nullptr;     // a cudaStream_t: this header is for builds without a CUDA toolkit, too (absent.cpp)
   void* workspace = nullptr;  // attention_workspace_bytes, aligned to 256 bytes
-  int multiprocessors = 132;  // as given to attention_workspace_bytes
+  int multiprocessors = 132;  // of the device: how finely large maps are split
   bool matrix_units = true;   // where the device has them for float32 and they pay; the tests compare both ways
   bool tf32 = false;          // 11 binary digits of what matrix units multiply, in scores, too; exponentials and sums stay in float32.
                               // The derivatives need sums of a forward pass with the same flag

@@ -292,7 +292,7 @@ int64_t lay_out(const SolverPlan& plan, void* memory, Work& work) {
   for (float** weight : {&work.query_weight, &work.key_weight, &work.value_weight, &work.output_weight}) reserve(*weight, kMost * kMost);
   for (float** bias : {&work.query_bias, &work.key_bias, &work.value_bias, &work.output_bias}) reserve(*bias, kMost);
   char* attention = nullptr;
-  reserve(attention, static_cast<int64_t>(attention_workspace_bytes<float>(problem, plan.multiprocessors)));
+  reserve(attention, static_cast<int64_t>(attention_workspace_bytes<float>(problem)));
   work.attention = attention;
   return bytes;
 }

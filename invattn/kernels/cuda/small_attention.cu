@@ -1,5 +1,5 @@
 // Attention with the product score for small maps (N <= 512) in float32 with D <= 12: one block per sample does all passes of forward, vjp
-// or jvp in one launch. What is rarer (double, deeper scores, hvp) is large_attention.cu's for any N, to keep the build short.
+// or jvp in one launch. What is rarer (double, deeper scores, hvp) is large_attention.cuh's for any N, to keep the build short.
 //
 // Versions (64 samples of 256 positions, columns, D 3 and V 12 unless said; ms on an H200):
 //   1  512 threads, 2 owners per thread, records of the other side in shared memory, exponentials computed again in the product pass:

@@ -305,17 +305,15 @@ void dispatch_response(const AttentionProblem& problem, const F& function) {
   throw std::logic_error("[kernels] the CUDA kernels do not do this response; covers() said so.");
 }
 
-/// Calls with the compiled depth, values (of a block) and response. Double has fewer shapes: it is there for checks.
+/// Calls with the compiled depth and values (of a block). Double has fewer shapes: it is there for checks.
 template <class T, class F>
-void dispatch_shape(const AttentionProblem& problem, const F& function) {
-  dispatch_response(problem, [&]<Response kResponse>() {
-    if (problem.depth <= 3) return function.template operator()<3, 12, kResponse>();
-    if constexpr (sizeof(T) == 4) {
-      if (problem.depth <= 8 && problem.values > 12) return function.template operator()<8, 16, kResponse>();
-      if (problem.depth <= 12) return function.template operator()<12, 12, kResponse>();
-    }
-    return function.template operator()<32, 16, kResponse>();
-  });
+void dispatch_sizes(const AttentionProblem& problem, const F& function) {
+  if (problem.depth <= 3) return function.template operator()<3, 12>();
+  if constexpr (sizeof(T) == 4) {
+    if (problem.depth <= 8 && problem.values > 12) return function.template operator()<8, 16>();
+    if (problem.depth <= 12) return function.template operator()<12, 12>();
+  }
+  return function.template operator()<32, 16>();
 }
 
 }  // namespace invattn::kernels::cuda
