@@ -39,7 +39,7 @@ python: ## build the wheel of the Python package, build/wheel/, install it into 
 test-cuda: ## on a machine with a GPU: the tests that need one, compute-sanitizer, and the kernels' times
 	@scripts/setup --test
 	@$(CONFIGURE) -DINVATTN_CUDA=ON >/dev/null
-	@$(BUILD) --target $(addprefix kernels_cuda_,$(addsuffix _test,attention channel_affine convolution solver)) \
+	@$(BUILD) --target $(addprefix kernels_cuda_,$(addsuffix _test,attention channel_affine convolution solver swish weights)) \
 	  $(addprefix ops_,$(addsuffix _test,branch_convolutions channel_affine composed_score fast_attention largest_singular_value lip_swish)) \
 	  train_captured_step_test train_judged_flow_test nn_fast_inverse_test
 	@scripts/test_cuda

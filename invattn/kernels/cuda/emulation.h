@@ -4,6 +4,9 @@
 // Slow and single-threaded, but it runs the kernels as they are, so that a machine without a GPU can test them. It stops where threads wait
 // at different barriers; it does not find races between barriers (compute-sanitizer does, on a device).
 
+// swapcontext asks the system for the signal mask each time; so a context only starts a fiber, and _setjmp and _longjmp do the rest. They go
+// from stack to stack, which _FORTIFY_SOURCE takes for an error: it has to be off.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -65,19 +68,31 @@ namespace invattn::emulation {
 constexpr size_t kStack = 64 * 1024;
 constexpr size_t kShared = 232448;
 
+/// Threads that wait until all of them have arrived.
+struct Meeting {
+  unsigned arrived = 0;
+  unsigned long generation = 0;
+  void wait(unsigned members);
+};
+
 struct Fiber {
-  ucontext_t context;
+  jmp_buf place;
   std::vector<char> stack = std::vector<char>(kStack);
-  bool done = false;
+  bool started = false, done = false;
+  const Meeting* waits_at = nullptr;
+  unsigned long generation = 0;  // of that meeting; over when it has another one
+  unsigned exchanges = 0;        // with its warp so far
+
+  bool waits() const { return waits_at != nullptr && waits_at->generation == generation; }
 };
 
 struct State {
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::vector<Fiber> fibers;
   unsigned current = 0, threads = 0;
   dim3 grid, block_size, block;
   std::vector<char> shared = std::vector<char>(kShared + 64);
-  double exchange[1024];
+  double exchange[2][1024];  // in turn, so that one barrier does: who writes here again has met everybody who read
   std::function<void()> body;
 };
 inline State& state() {
@@ -100,30 +115,24 @@ struct BlockIndex {
     operator unsigned() const { return state().block.z; }
   } z;
 };
+/// Back to the scheduler, until it is this thread's turn again.
 inline void yield() {
   auto& s = state();
-  swapcontext(&s.fibers[s.current].context, &s.scheduler);
+  if (_setjmp(s.fibers[s.current].place) == 0) _longjmp(s.scheduler, 1);
 }
-/// Waits until all of `members` threads have arrived.
-struct Meeting {
-  unsigned arrived = 0;
-  unsigned long generation = 0;
-  void wait(unsigned members) {
-    const unsigned long mine = generation;
-    if (++arrived == members) {
-      arrived = 0;
-      ++generation;
-      return;
-    }
-    for (unsigned long rounds = 0; generation == mine; ++rounds) {
-      if (rounds > 100000000ul) {
-        std::fprintf(stderr, "emulation: threads wait for each other at different barriers\n");
-        std::abort();
-      }
-      yield();
-    }
+inline void Meeting::wait(unsigned members) {
+  if (++arrived == members) {
+    arrived = 0;
+    ++generation;
+    return;
   }
-};
+  auto& s = state();
+  auto& fiber = s.fibers[s.current];
+  fiber.waits_at = this;
+  fiber.generation = generation;
+  yield();
+  fiber.waits_at = nullptr;
+}
 inline Meeting block_meeting, warp_meetings[32];
 inline void block_barrier() { block_meeting.wait(state().threads); }
 inline void warp_barrier() { warp_meetings[state().current / 32].wait(32); }
@@ -131,6 +140,45 @@ inline void trampoline() {
   state().body();
   state().fibers[state().current].done = true;
   yield();
+}
+/// Runs a thread until it yields.
+inline void resume(unsigned thread) {
+  auto& s = state();
+  auto& fiber = s.fibers[thread];
+  s.current = thread;
+  if (_setjmp(s.scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.data();
+  context.uc_stack.ss_size = kStack;
+  context.uc_link = nullptr;
+  makecontext(&context, trampoline, 0);
+  setcontext(&context);
+}
+inline void run_block() {
+  auto& s = state();
+  std::memset(s.shared.data(), 0xff, s.shared.size());
+  for (unsigned t = 0; t < s.threads; ++t) {
+    auto& fiber = s.fibers[t];
+    fiber.started = fiber.done = false;
+    fiber.waits_at = nullptr;
+    fiber.exchanges = 0;
+  }
+  for (unsigned left = s.threads; left > 0;) {
+    bool any = false;
+    for (unsigned t = 0; t < s.threads; ++t) {
+      if (s.fibers[t].done || s.fibers[t].waits()) continue;
+      resume(t);
+      any = true;
+      if (s.fibers[t].done) --left;
+    }
+    if (!any) {
+      std::fprintf(stderr, "emulation: threads wait for each other at different barriers\n");
+      std::abort();
+    }
+  }
 }
 template <class Body>
 void launch(dim3 grid, dim3 block, size_t shared_bytes, Body body) {
@@ -148,25 +196,7 @@ void launch(dim3 grid, dim3 block, size_t shared_bytes, Body body) {
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         s.block = dim3(x, y, z);
-        std::memset(s.shared.data(), 0xff, s.shared.size());
-        for (unsigned t = 0; t < s.threads; ++t) {
-          auto& fiber = s.fibers[t];
-          fiber.done = false;
-          getcontext(&fiber.context);
-          fiber.context.uc_stack.ss_sp = fiber.stack.data();
-          fiber.context.uc_stack.ss_size = kStack;
-          fiber.context.uc_link = nullptr;
-          makecontext(&fiber.context, trampoline, 0);
-        }
-        for (bool any = true; any;) {
-          any = false;
-          for (unsigned t = 0; t < s.threads; ++t) {
-            if (s.fibers[t].done) continue;
-            s.current = t;
-            swapcontext(&s.scheduler, &s.fibers[t].context);
-            any = true;
-          }
-        }
+        run_block();
       }
 }
 
@@ -214,12 +244,12 @@ inline void fence() {}
 template <class T>
 T exchange(T value, unsigned source_lane) {
   auto& s = emulation::state();
+  auto& places = s.exchange[s.fibers[s.current].exchanges++ % 2];
   const unsigned warp = s.current / 32 * 32;
-  std::memcpy(&s.exchange[s.current], &value, sizeof(T));
+  std::memcpy(&places[s.current], &value, sizeof(T));
   emulation::warp_barrier();
   T result;
-  std::memcpy(&result, &s.exchange[warp + source_lane % 32], sizeof(T));
-  emulation::warp_barrier();
+  std::memcpy(&result, &places[warp + source_lane % 32], sizeof(T));
   return result;
 }
 template <class T>

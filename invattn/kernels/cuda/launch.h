@@ -1,7 +1,8 @@
 #pragma once
 
 // How kernels are launched and how they reach shared memory and their warp, so that the same .cu files also run on a host without a GPU
-// (INVATTN_CUDA_EMULATION, see emulation.h): every kernel is tested there, thread by thread, before it meets a device.
+// (INVATTN_CUDA_EMULATION, see emulation.h): tests/kernels/CMakeLists.txt compiles all of them so, and `make test` runs each kernel there,
+// thread by thread.
 
 #ifdef INVATTN_CUDA_EMULATION
 #include "invattn/kernels/cuda/emulation.h"
