@@ -64,11 +64,11 @@ struct Inputs {
   std::vector<T> query, key, value, cotangent, query_tangent, key_tangent, value_tangent;
 };
 
-/// Loops over all pairs in precision R, from inputs in precision T; `rounding`: of every score, up or down.
+/// Loops over all pairs in precision R, from inputs in precision T; `rounding`: of every score, up or down, as `draw` has it.
 template <class R, class T>
-Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in, R rounding = 0) {
+Results<R> naive(const AttentionProblem& problem, const Inputs<T>& in, R rounding = 0, uint64_t draw = 0) {
   const auto cast = [](const std::vector<T>& v) { return std::vector<R>(v.begin(), v.end()); };
-  const testing::NaiveAttention<R> attention(problem, cast(in.query), cast(in.key), cast(in.value), rounding);
+  const testing::NaiveAttention<R> attention(problem, cast(in.query), cast(in.key), cast(in.value), rounding, draw);
   Results<R> out;
   out.output = attention.forward();
   auto first = attention.vjp(cast(in.cotangent));
@@ -272,7 +272,7 @@ double largest_logarithm(const AttentionProblem& problem, const Inputs<T>& input
   return response + 2 * std::log(static_cast<double>(problem.positions));
 }
 
-/// What is allowed beside twice the error of the plain version, which is a random number and sometimes luckily small: where a result is
+/// What is allowed beside twice the error of the plain version, or of rounded scores where that is larger: where a result is
 /// nothing but what its terms leave when they cancel, their roundings (`condition`, below); and where nothing or one logarithm divides the
 /// whole map (`count`, `all`), those of the largest exponent. A term left out shows as 1e-2 and more, one TF32 product in place of three as
 /// 3e-4 (check_tf32): far outside what ordinary cases are allowed, which is the last number of their line.
@@ -305,14 +305,20 @@ void compare(const Case& c, const Inputs<T>& inputs, int multiprocessors, bool r
   if (c.said) {
     errors.push_back(error("dq+dk", buffers.both_gradients, plain.both_gradients(), reference.both_gradients()));
   }
-  if (rounded) {
-    const auto other = naive<Wide>(c.problem, inputs, static_cast<Wide>(std::numeric_limits<T>::epsilon() / 2));
+  // The plain version's error is one draw of many: where scores are large, what their roundings do counts, however lucky the loop was. Up to
+  // 1e-4, though: huge scores may be off by a rounding for the table only (one score that dominates cancels exactly in any version).
+  const double most = rounded ? std::numeric_limits<double>::max() : 1e-4;
+  for (const uint64_t draw : {0, 1}) {
+    const auto other = naive<Wide>(c.problem, inputs, static_cast<Wide>(std::numeric_limits<T>::epsilon() / 2), draw);
     const std::vector<Wide> Results<Wide>::*const members[] = {
         &Results<Wide>::output,       &Results<Wide>::value,        &Results<Wide>::query,
         &Results<Wide>::key,          &Results<Wide>::change,       &Results<Wide>::change,
         &Results<Wide>::second_value, &Results<Wide>::second_query, &Results<Wide>::second_key};
-    for (size_t e = 0; e < errors.size(); ++e) {
-      errors[e].plain = std::max(errors[e].plain, error_of(other.*members[e], reference.*members[e]));
+    for (size_t e = 0; e < std::size(members); ++e) {
+      errors[e].plain = std::max(errors[e].plain, std::min(most, error_of(other.*members[e], reference.*members[e])));
+    }
+    if (c.said) {
+      errors.back().plain = std::max(errors.back().plain, std::min(most, error_of(other.both_gradients(), reference.both_gradients())));
     }
   }
   {
@@ -398,17 +404,32 @@ void check_tf32(const Case& c, unsigned seed, int multiprocessors) {
   Buffers<float> full(c.problem, inputs, multiprocessors, c.said), rough(c.problem, inputs, multiprocessors, c.said, false, true);
   full.all();
   rough.all();
-  std::vector<double> errors = {error_of(rough.output.host(), exact.output), error_of(rough.value_gradient.host(), exact.value),
-                                error_of(rough.change.host(), exact.change), error_of(rough.second_value.host(), exact.second_value)};
-  if (c.spread < 1) {  // where one score is all of a column, its gradient is what two products in 11 digits leave when they cancel
-    for (const double error :
-         {error_of(rough.query_gradient.host(), exact.query), error_of(rough.key_gradient.host(), exact.key),
-          error_of(rough.second_query.host(), exact.second_query), error_of(rough.second_key.host(), exact.second_key)}) {
-      errors.push_back(error);
-    }
-    if (c.said) errors.push_back(error_of(rough.both_gradients.host(), exact.both_gradients()));
-  }
-  bool ok = *std::max_element(errors.begin(), errors.end()) < 2e-3 && *std::min_element(errors.begin(), errors.end()) > 1e-4;
+  // Where one score is all of a column the derivatives of its weights vanish, and their results are what terms leave when they cancel: 11
+  // digits of the channels in a gradient, the last digits of a float in the change of the gradient of F. So these are measured against their
+  // terms, which do not vanish, and against themselves only where no score is all of a column.
+  constexpr double kMost = 2e-3, kLeast = 1e-4;
+  const bool cancels = c.spread >= 1;
+  double smallest = std::numeric_limits<double>::max();
+  std::vector<double> errors;
+  const auto check = [&](const Device<float>& got, const auto& of_exact) {
+    errors.push_back(error_of(got.host(), of_exact));
+    smallest = std::min(smallest, errors.back());
+  };
+  const auto check_term = [&](const Device<float>& got, const auto& of_exact, double term, double share) {
+    if (!cancels) return check(got, of_exact);
+    const double length = length_of(of_exact), terms = share * term * std::sqrt(static_cast<double>(of_exact.size()));
+    errors.push_back(error_of(got.host(), of_exact) * (length > 0 ? length : 1) / std::max(length, terms));
+  };
+  check(rough.output, exact.output);
+  check(rough.value_gradient, exact.value);
+  check(rough.change, exact.change);
+  check_term(rough.second_value, exact.second_value, exact.second_value_term, 4 * std::numeric_limits<float>::epsilon() / kMost);
+  check_term(rough.query_gradient, exact.query, exact.query_term, 1);
+  check_term(rough.key_gradient, exact.key, exact.key_term, 1);
+  check_term(rough.second_query, exact.second_query, exact.second_query_term, 1);
+  check_term(rough.second_key, exact.second_key, exact.second_key_term, 1);
+  if (c.said) check_term(rough.both_gradients, exact.both_gradients(), exact.query_term + exact.key_term, 1);
+  bool ok = *std::max_element(errors.begin(), errors.end()) < kMost && smallest > kLeast;
   const auto precise = full.results(), results = rough.results();
   for (size_t a = 0; a < results.size(); ++a) ok = ok && (results[a].empty() || results[a] != precise[a]);
   rough.all();
@@ -665,8 +686,9 @@ void test(bool small, unsigned seed, int multiprocessors) {
   for (const auto normalization : kNormalizations) {
     const auto rough = [&](int64_t batch, int64_t depth, int64_t values, int64_t positions, Response response, bool symmetric = false,
                            double spread = 0.5) {
-      check_tf32({problem(batch, depth, values, positions, response, normalization, 0.8), spread, "tf32", 0, symmetric, symmetric}, ++seed,
-                 multiprocessors);
+      check_tf32({problem(batch, depth, values, positions, response, normalization, 0.8), spread, spread < 1 ? "tf32" : "tf32, one score",
+                  0, symmetric, symmetric},
+                 ++seed, multiprocessors);
     };
     rough(2, 8, 32, 67, kExp);
     if (normalization != Normalization::kCount) rough(1, 8, 24, 65, kExp, false, 3);
