@@ -58,6 +58,7 @@ AttentionOptions ReconstructionVariant::attention(AttentionKind kind, int64_t ch
   apply(response_constant, options.response_constant);
   apply(normalization, options.normalization);
   apply(constant, options.constant);
+  if (preset == AttentionPreset::kStrict) options.radius = 0.5;  // pixels lie in [-0.5, 0.5), and a squeeze moves them only
   apply(radius, options.radius);
   return options;
 }

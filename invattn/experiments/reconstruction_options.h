@@ -26,7 +26,7 @@ struct ReconstructionVariant {
   std::optional<double> response_constant{};        ///< c of W_1, W_2 and W_3 (technique 5)
   std::optional<Normalization> normalization{};     ///< technique 6: all
   std::optional<double> constant{};                 ///< guarded and strict: hold g under this
-  std::optional<double> radius{};                   ///< strict: domain of the bound
+  std::optional<double> radius{};                   ///< strict: domain of the bound; unset: 0.5
   std::optional<std::string> solver{};              ///< whose inverse the table shows; unset: anderson where the policy promises an
                                                     ///< inverse, else fixed-point, as in the paper
 
@@ -44,7 +44,7 @@ struct ReconstructionVariant {
     field("response_constant", self.response_constant, "in place of the preset's Lipschitz constant of W_1, W_2 and W_3");
     field("normalization", self.normalization, "in place of the preset's normalisation");
     field("constant", self.constant, "guarded and strict: hold g under this in place of the preset's constant");
-    field("radius", self.radius, "strict: the bound is for entries of x within [-radius, radius]");
+    field("radius", self.radius, "strict: the bound is for entries of x within [-radius, radius]; unset: 0.5, where all pixels lie");
     field("solver", self.solver, "whose inverse the table shows; unset: anderson for guarded and strict, fixed-point for the others");
   }
 

@@ -6,12 +6,29 @@
 #include <cmath>
 
 #include "invattn/core/error.h"
+#include "invattn/lipschitz/spectral_norm.h"
+#include "invattn/ops/response.h"
 
 namespace invattn {
 
+namespace {
+
+/// Of values (H), one for each head: the largest, and the root of the sum of squares. Of one head, (): the value itself.
+at::Tensor largest_of_heads(const at::Tensor& values) { return values.dim() == 0 ? values : values.amax(); }
+at::Tensor norm_of_heads(const at::Tensor& values) { return values.dim() == 0 ? values : values.norm(); }
+
+/// The interval in which (log phi)' lies on the domain, by its middle and half of its width.
+struct Slopes {
+  at::Tensor middle, half;
+  at::Tensor largest() const { return middle + half; }
+};
+
+}  // namespace
+
 at::Tensor AttentionBound::total() const {
-  if (mu_F.dim() == 0) return mu_R * c_F + mu_F * c_R;
-  return mu_R.amax() * c_F + (mu_F * c_R).norm();
+  const auto by_values = largest_of_heads(mu_R) * c_F;
+  const auto by_responses = norm_of_heads(mu_F * c_R);
+  return apart.defined() ? at::minimum(at::stack({by_values, by_responses}).norm(), apart) : by_values + by_responses;
 }
 
 void require_bound_exists(const ResponseMap& map) {
@@ -37,32 +54,55 @@ AttentionBound attention_bound(const AttentionFacts& facts) {
 
   // How fast a score changes with x_i and with x_j, and how far scores spread over the rows of a column, over the columns of a row, and
   // over the whole map. 0 <= (log phi)' <= 1, so that the spreads of log phi are no larger.
+  const bool is_product = facts.map.score == Score::kProduct;
   const auto query_reach = largest(facts.query);  // Q
   const auto key_reach = largest(facts.key);      // K
-  at::Tensor in_query, in_key, largest_score;
-  if (facts.map.score == Score::kProduct) {
-    in_query = key_reach * facts.query.weight;
-    in_key = query_reach * facts.key.weight;
-    largest_score = query_reach * key_reach;
-  } else {
-    in_query = facts.query.weight;
-    in_key = facts.key.weight;
-    largest_score = query_reach + key_reach;
-  }
+  const auto key_factor = is_product ? key_reach : at::ones_like(key_reach);
+  const auto in_query = key_factor * facts.query.weight;
+  const auto in_key = is_product ? query_reach * facts.key.weight : facts.key.weight;
+  const auto largest_score = is_product ? query_reach * key_reach : query_reach + key_reach;
   const auto over_rows = 2 * reach * in_query;
   const auto over_columns = 2 * reach * in_key;
-  const auto over_all = facts.map.score == Score::kProduct ? 2 * largest_score : over_rows + over_columns;
+  const auto over_all = is_product ? 2 * largest_score : over_rows + over_columns;
   // n equal shares but for a spread: the largest of them is at most 1 / (1 + (n - 1) exp(-spread)).
   const auto crowding = [](double shares, const at::Tensor& spread) { return shares / (1 + (shares - 1) * (-spread).exp()); };
+
+  // (log phi)' falls with the score, so that its values at the ends of the scores' interval are its largest and smallest.
+  const auto slopes = [&]() -> Slopes {
+    const auto one = at::ones_like(in_query);
+    if (facts.map.response == Response::kExponential) return {one, at::zeros_like(one)};
+    if (!facts.score_at_zero.defined()) return {one / 2, one / 2};
+    const auto of_query = facts.query.weight * reach;
+    const auto of_key = facts.key.weight * reach;
+    const auto away = is_product ? of_query * facts.key.bias + facts.query.bias * of_key + of_query * of_key : of_query + of_key;
+    const auto high = log_response_derivative(facts.map.response, facts.score_at_zero - away);
+    const auto low = log_response_derivative(facts.map.response, facts.score_at_zero + away);
+    return {(high + low) / 2, (high - low) / 2};
+  };
 
   AttentionBound bound;
   bound.c_F = facts.whole_value.defined() ? facts.whole_value : facts.value.weight;
   bound.mu_F = facts.value.weight * reach_of(facts.channels) + facts.value.bias;
   switch (facts.map.normalization) {
     case Normalization::kColumns: {
-      const auto kappa = crowding(positions, over_rows);
+      const auto slope = slopes();
+      const auto spread = over_rows * slope.largest();
+      const auto kappa = crowding(positions, spread);
+      // How much the change of a column's scores by its key varies within the column.
+      const auto varied = is_product ? slope.middle * facts.query.weight * reach + slope.half * query_reach : slope.half;
+      const auto by_key = kappa.sqrt() * varied * facts.key.weight;
       bound.mu_R = mass * kappa.sqrt();
-      bound.c_R = mass * ((2 * kappa).sqrt() * in_key + 2 * kappa * in_query);
+      bound.c_R = mass * (kappa * slope.largest() * in_query + by_key);
+
+      // What is common to all positions goes through F alone, what differs between them through the scores alone, but for remainders.
+      const auto factor = slope.middle * kappa * bound.mu_F * key_factor;
+      const auto differing = factor.dim() == 1 && facts.query_rows.defined()
+                                 ? spectral_norm((factor.view({-1, 1, 1}) * facts.query_rows).flatten(0, 1))
+                                 : largest_of_heads(factor * facts.query.weight);
+      const auto unevenness = at::minimum((spread / 2).clamp_max(20).sinh(), kappa.sqrt());
+      const auto remainder =
+          largest_of_heads(unevenness) * bound.c_F + norm_of_heads(bound.mu_F * (slope.half * kappa * in_query + by_key));
+      bound.apart = mass * (at::maximum(bound.c_F, differing) + remainder);
       break;
     }
     case Normalization::kRows: {

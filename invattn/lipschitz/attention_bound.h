@@ -23,16 +23,20 @@ struct AttentionFacts {
   int64_t positions = 0;        // N
   double radius = 1;
   MapNorms query, key, value;
-  at::Tensor whole_value = {};  // spectral norm of F's W over all heads; undefined: that of the one head
+  at::Tensor whole_value = {};    // spectral norm of F's W over all heads; undefined: that of the one head
+  at::Tensor query_rows = {};     // (H, d, C), W_q; undefined: a head's queries are its own channels, as they are
+  at::Tensor score_at_zero = {};  // s_ij where x_i = x_j = 0, like norms; undefined: nothing is known of it
 };
 
 /// Theorem 1 in the L2 norm: the constant of A over the domain is at most mu_R c_F + mu_F c_R; with several heads, where the first three
-/// are (H), at most max mu_R times c_F + the root of the sum of (mu_F c_R)^2. Derived in docs/reference/math.md.
+/// are (H), at most max mu_R times c_F + the root of the sum of (mu_F c_R)^2. For columns the root of the sum of the two squares will do,
+/// and where scores spread little `apart` is close to what is attained. Derived in docs/reference/math.md.
 struct AttentionBound {
-  at::Tensor mu_R;  ///< |R(x)|_2 at most, over the domain
-  at::Tensor c_R;   ///< the change of R(x) F, per unit of |F_j| and of |dx|, at most
-  at::Tensor mu_F;  ///< |F(x)_j|_2 at most
-  at::Tensor c_F;   ///< the constant of F
+  at::Tensor mu_R;        ///< |R(x)|_2 at most, over the domain
+  at::Tensor c_R;         ///< the change of R(x) F, per unit of |F_j| and of |dx|, at most
+  at::Tensor mu_F;        ///< |F(x)_j|_2 at most
+  at::Tensor c_F;         ///< the constant of F
+  at::Tensor apart = {};  ///< columns: a bound of A by what is common to all positions and what differs between them
   at::Tensor total() const;
 };
 

@@ -37,6 +37,9 @@ bool uses_phi(AttentionKind kind) { return kind == AttentionKind::kDotProduct ||
 /// A projection aims this far below the constant, so that rounding does not put it above and the forward pass has nothing left to do.
 constexpr double kBelow = 1 - 1e-6;
 
+constexpr double kStartingGain = 0.85;  // of F, and of the response map with its bias
+constexpr double kStartingShare = 0.8;  // of W_L
+
 /// Channels of query and key of each head.
 int64_t head_width(const AttentionOptions& options) {
   return std::max<int64_t>(1, options.channels / (options.bottleneck * options.heads));
@@ -95,6 +98,8 @@ void AttentionOptions::validate() const {
   require(kind == AttentionKind::kGaussian || (score_scale == 1 && score_shift == 0), kOrigin,
           "expected score_scale and score_shift for the kind gaussian only, got ", score_scale, " and ", score_shift, " for ", kind,
           ", whose query and key maps can do the same.");
+  require(start != Start::kContraction || output == OutputMap::kLinear, kOrigin,
+          "expected output = linear for start = contraction, which begins with W_L, got output ", output, ".");
   require(policy != Policy::kProduct, kOrigin,
           "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
   if (policy == Policy::kStrict) {
@@ -160,10 +165,13 @@ AttentionOptions attention_preset(AttentionPreset preset, AttentionKind kind, in
     case AttentionPreset::kStrict:
       if (is_distance(kind)) return by_distance(options, Policy::kStrict);
       options.policy = Policy::kStrict;
-      options.normalization = Normalization::kBalanced;
       // The bound grows with the spread of the scores: small query and key maps leave more to W_L.
-      options.response_constant = 0.1;
-      if (kind == AttentionKind::kGaussian) options.score_scale = 0.01;  // as query and key at 0.1 each
+      options.start = Start::kContraction;
+      options.response_constant = kind == AttentionKind::kConcatenation ? 1 : 0.1;  // its scores pass two maps
+      if (kind == AttentionKind::kGaussian) {
+        options.score_scale = 1e-3;
+        options.score_shift = 10;
+      }
       break;
   }
   return options;
@@ -231,7 +239,16 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
   } else if (options_.output == OutputMap::kGate) {
     gate_ = register_parameter("gate", new_weights({1}).zero_());
   }
-  if (options_.start == Start::kIdentity) start_as_identity();
+  switch (options_.start) {
+    case Start::kUniform:
+      break;
+    case Start::kIdentity:
+      start_as_identity();
+      break;
+    case Start::kContraction:
+      start_as_contraction();
+      break;
+  }
 }
 
 /// With F_j about b_F, the sum over j leaves the row sums of the response map times b_F: a function of x_i alone. A key that is about
@@ -263,6 +280,48 @@ void AttentionImpl::start_as_identity() {
   }
 }
 
+/// Scores that differ little, by each head's brightness of its own channels, and an F with a large bias b: the row sums of the response
+/// map then follow the brightness about linearly, a change that b carries, and W_L takes it away from x. The less scores differ, the closer
+/// the strict bound of columns comes to what is attained.
+void AttentionImpl::start_as_contraction() {
+  if (is_distance(options_.kind)) {
+    start_as_identity();
+    at::NoGradGuard no_grad;
+    output_->weight.copy_(kStartingShare * at::eye(options_.channels));  // differences F_j - F_i point back
+    return;
+  }
+  at::NoGradGuard no_grad;
+  const auto width = head_width(options_);
+  const auto share = options_.channels / options_.heads;
+  const double root = std::sqrt(static_cast<double>(share));
+  const bool by_itself = !has_query(options_.kind);  // gaussian: the scores are given
+  const double given = options_.score_scale * options_.score_shift * root;
+  const double size =
+      by_itself && given > 0 ? kStartingGain / given : 10 * options_.radius * std::sqrt(static_cast<double>(options_.channels));
+  const double slope = kStartingGain / size;  // of a score in the brightness
+  const auto brightness = at::block_diag(std::vector<at::Tensor>(options_.heads, at::ones({width, share}))) / (root * std::sqrt(width));
+  const double level = is_positive(options_.map().response) ? -1 : 1;  // of the scores: elu+1 is exp where they are negative
+  const double even = 1 / std::sqrt(static_cast<double>(width));
+  // A hundredth of the random start stays, so that no two singular values are equal: there the norms that hold the maps have kinks.
+  const auto begin = [](const at::Tensor& weight, const at::Tensor& with) { weight.mul_(0.01 * with.norm() / weight.norm()).add_(with); };
+  if (has_key(options_.kind)) {
+    const bool sums = options_.kind == AttentionKind::kConcatenation;
+    begin(query_->weight, (sums ? std::sqrt(slope) : slope) * brightness);
+    key_->weight.mul_(0.01 * slope);
+    if (sums) begin(concat_->weight, at::full_like(concat_->weight, std::sqrt(slope) * even));
+    if (options_.bias) {
+      query_->bias.fill_(sums ? 0 : level * even);
+      key_->bias.fill_(sums ? level / std::sqrt(slope) * even : even);
+    }
+  }
+  begin(value_->weight, kStartingGain * at::eye(options_.channels));
+  begin(output_->weight, -kStartingShare * at::eye(options_.channels));
+  if (options_.bias) {
+    value_->bias.fill_(size / root);
+    output_->bias.fill_(kStartingShare * options_.mass * size / root);
+  }
+}
+
 void AttentionImpl::check(const at::Tensor& x, const char* origin) const {
   require(x.defined() && x.dim() == 4 && x.size(1) == options_.channels, origin, "expected images (B, ", options_.channels, ", H, W), got ",
           x.defined() ? x.sizes() : at::IntArrayRef{}, ". The attention was made with channels = ", options_.channels, ".");
@@ -291,6 +350,17 @@ MapNorms AttentionImpl::norms(const Affine& map) const {
   return result;
 }
 
+/// s_ij where x_i = x_j = 0, of the one head () or of each (H).
+at::Tensor AttentionImpl::score_at_zero(const Maps& maps) const {
+  const auto bias = [this](const Affine& map) {
+    return map.bias.defined() ? map.bias : at::zeros({options_.heads}, value_->weight.options());
+  };
+  const auto query = bias(maps.query).view({options_.heads, -1});
+  const auto key = bias(maps.key).view({options_.heads, -1});
+  const auto scores = (options_.map().score == Score::kProduct ? query * key : query + key).sum(1);
+  return options_.heads == 1 ? scores.squeeze(0) : scores;
+}
+
 AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
   if (is_distance(options_.kind)) {
     const auto options = value_->weight.options();
@@ -302,6 +372,7 @@ AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
     return bound;
   }
   const auto share = options_.kind == AttentionKind::kGaussian ? options_.channels / options_.heads : options_.channels;
+  const auto of_heads = [this](const at::Tensor& rows) { return rows.view({options_.heads, -1, rows.size(1)}); };
   return attention_bound({.map = options_.map(),
                           .channels = options_.channels,
                           .scored_channels = share,
@@ -310,7 +381,9 @@ AttentionBound AttentionImpl::bound(const Maps& maps, int64_t positions) const {
                           .query = norms(maps.query),
                           .key = norms(maps.key),
                           .value = norms(maps.value),
-                          .whole_value = options_.heads == 1 ? at::Tensor() : spectral_norm(maps.value.weight)});
+                          .whole_value = options_.heads == 1 ? at::Tensor() : spectral_norm(maps.value.weight),
+                          .query_rows = maps.query.weight.defined() ? of_heads(maps.query.weight) : at::Tensor(),
+                          .score_at_zero = score_at_zero(maps)});
 }
 
 AttentionBound AttentionImpl::bound(int64_t positions) const { return bound(maps(positions), positions); }

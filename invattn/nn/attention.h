@@ -39,8 +39,9 @@ enum class OutputMap {
 
 /// What the weights are before training.
 enum class Start {
-  kUniform,   ///< as torch's convolutions begin
-  kIdentity,  ///< W_L = 0, so that the block begins as the identity; F close to it; query and key that tell bright from dark positions
+  kUniform,      ///< as torch's convolutions begin
+  kIdentity,     ///< W_L = 0, so that the block begins as the identity; F close to it; query and key that tell bright from dark positions
+  kContraction,  ///< g about -0.8 of what F and the positions' brightness hold of x, by a map that is nearly even: made for strict columns
 };
 
 /// What a strict branch does with inputs outside the domain of its bound.
@@ -71,7 +72,8 @@ struct EnumNames<OutputMap> {
 template <>
 struct EnumNames<Start> {
   static constexpr std::string_view kWhat = "a start";
-  static constexpr std::array<std::pair<Start, std::string_view>, 2> kNames{{{Start::kUniform, "uniform"}, {Start::kIdentity, "identity"}}};
+  static constexpr std::array<std::pair<Start, std::string_view>, 3> kNames{
+      {{Start::kUniform, "uniform"}, {Start::kIdentity, "identity"}, {Start::kContraction, "contraction"}}};
 };
 
 template <>
@@ -140,7 +142,7 @@ enum class AttentionPreset {
   kPaper,          ///< the paper's text: columns, phi >= 0, F and W_L at 0.9
   kPublishedCode,  ///< the paper's code: rows, mass 1/1.5, phi = ELU, query and key at 0.9; Gaussian with a gate
   kGuarded,        ///< guarded, with the normalisation and the start that train best for the kind (docs/guide/choosing.md)
-  kStrict,         ///< balanced normalisation, query and key constrained, and a proved bound
+  kStrict,         ///< columns of a nearly even map, query and key constrained, and a proved bound
 };
 
 template <>
@@ -229,6 +231,7 @@ class AttentionImpl : public BranchImpl {
   class PointLinearization;
 
   void start_as_identity();
+  void start_as_contraction();
   void check(const at::Tensor& x, const char* origin) const;
   Maps maps(int64_t positions) const;
   /// Query and key of the kind gaussian: x_i shifted, and scaled by the root of the scale. Made once, not at every call.
@@ -236,6 +239,7 @@ class AttentionImpl : public BranchImpl {
   /// Query, key and value of every head, (B heads, ..., N): heads are samples to whatever computes attention.
   AttentionInputs inputs(const Maps& maps, const at::Tensor& positions) const;
   MapNorms norms(const Affine& map) const;
+  at::Tensor score_at_zero(const Maps& maps) const;
   AttentionBound bound(const Maps& maps, int64_t positions) const;
   at::Tensor attend(const Maps& maps, const at::Tensor& positions) const;
   at::Tensor evaluate(const Maps& maps, const at::Tensor& x) const;

@@ -163,6 +163,7 @@ DetectorImpl::DetectorImpl(const DetectorOptions& options) : options_(options) {
     const bool invertible = is_invertible(options_.variant);
     auto attention = attention_preset(invertible ? options_.preset : AttentionPreset::kPlain, *kind, channels);
     attention.heads = options_.heads;
+    if (attention.start == Start::kContraction) attention.start = Start::kUniform;  // the layers behind are to see what is there
     if (invertible) {
       const auto block = std::make_shared<InvertibleAttentionImpl>(attention);
       invertible_.push_back(register_module("attention" + number, block));

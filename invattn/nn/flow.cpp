@@ -52,6 +52,7 @@ AttentionOptions attention_options(const FlowOptions& options, int64_t channels)
   if (result.policy == Policy::kStrict && result.kind != AttentionKind::kDistance) {  // a flow has to be invertible everywhere
     result.radius = options.attention_radius;
     result.outside = Outside::kClip;
+    result.start = Start::kUniform;  // blocks that all begin as contractions would leave little of x
   }
   return result;
 }

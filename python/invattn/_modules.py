@@ -299,7 +299,7 @@ class InvertibleAttention(InvertibleResidual):
     >>> invattn.InvertibleAttention(8, kind="dot-prodct")
     Traceback (most recent call last):
     ...
-    invattn.UsageError: [AttentionOptions, kind] expected a kind of attention gaussian, embedded-gaussian, dot-product or concatenation (did you mean dot-product?), got 'dot-prodct'.
+    invattn.UsageError: [AttentionOptions, kind] expected a kind of attention gaussian, embedded-gaussian, dot-product, concatenation or distance (did you mean dot-product?), got 'dot-prodct'.
     """
 
     branch: Attention

@@ -5,7 +5,7 @@ from torch import nn
 
 import invattn
 
-KINDS = ["gaussian", "embedded-gaussian", "dot-product", "concatenation"]
+KINDS = ["gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance"]
 
 
 class Branch(nn.Module):

@@ -16,7 +16,7 @@
 namespace invattn::test {
 namespace {
 
-const std::vector<std::string> kKinds = {"gaussian", "embedded-gaussian", "dot-product", "concatenation"};
+const std::vector<std::string> kKinds = {"gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance"};
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

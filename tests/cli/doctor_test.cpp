@@ -58,7 +58,7 @@ TEST(Doctor, SaysWhatTheKernelsCover) {
   const nlohmann::json kernels = doctor_json().at("kernels");
   EXPECT_NE(kernels.at("instruction_set"), "");
   EXPECT_EQ(kernels.at("cuda_built"), kBuiltWithCuda);
-  ASSERT_EQ(kernels.at("cpu").size(), 8U) << kernels;  // four kinds, columns and balanced
+  ASSERT_EQ(kernels.at("cpu").size(), 10U) << kernels;  // five kinds, columns and balanced
   for (const nlohmann::json& coverage : kernels.at("cpu")) {
     EXPECT_EQ(coverage.at("covered"), true) << coverage;
     EXPECT_EQ(coverage.at("obstacle"), "") << coverage;

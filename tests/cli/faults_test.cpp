@@ -348,7 +348,7 @@ TEST_F(Faults, PredictingHoldsOneImageAtATime) {
     return process.peak_kibibytes();
   };
   constexpr int64_t kFew = 4;  // from which on the allocator's own reserves no longer grow
-  constexpr int64_t kMore = 12;
+  constexpr int64_t kMore = 24;
   constexpr int64_t kImage = 3 * 2048 * 2048 / 1024;  // KiB
   const int64_t few = peak_of(kFew);
   EXPECT_LT(peak_of(kFew + kMore) - few, kMore * kImage / 2);

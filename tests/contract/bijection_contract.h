@@ -127,7 +127,7 @@ TEST_P(BijectionContract, RoundTripsWithEverySolver) {
   for (const auto& options : in_float) {
     const auto [x, report] = model_->inverse(model_->forward(x32), options);
     EXPECT_TRUE(report.usable()) << report.full();
-    EXPECT_LT(relative_difference(x, x32), 1e-5) << report.brief();
+    EXPECT_LT(relative_difference(x, x32), 1e-5 / (1 - GetParam().promised_constant)) << report.brief();  // as the error bound grows
   }
   const auto model = in_double();
   const auto x64 = input(at::kDouble);

@@ -21,6 +21,13 @@ std::string word(std::string_view text) {
 Bijection attention_block(const AttentionOptions& options) {
   InvertibleAttention block(options);
   at::NoGradGuard no_grad;
+  if (options.start ==
+      Start::kContraction) {  // norms near their kinks: of a key that is nearly constant, of an F with equal singular values
+    for (auto& item : block->named_parameters()) {
+      if (item.key().ends_with("key.weight")) item.value().mul_(100);
+      if (item.key().ends_with("value.weight")) item.value().mul_(at::linspace(0.7, 1, item.value().size(0)).unsqueeze(1));
+    }
+  }
   if (options.policy != Policy::kStrict) {
     for (auto& parameter : block->parameters()) parameter.mul_(0.6);  // not scale(), which projects: a norm at its constant is a kink
   }
@@ -44,13 +51,15 @@ std::vector<BijectionCase> attention_cases() {
             {.channels = 4, .kind = kind, .normalization = normalization, .bottleneck = 2, .policy = policy}, shape);
       }
     }
-    add(word(kind_name) + "_strict_preset", attention_preset(AttentionPreset::kStrict, kind, 4), shape);
+    auto strict = attention_preset(AttentionPreset::kStrict, kind, 4);
+    add(word(kind_name) + "_strict_preset_at_its_start", strict, shape);
+    strict.start = Start::kUniform;
+    add(word(kind_name) + "_strict_preset", strict, shape);
     add(word(kind_name) + "_one_position", {.channels = 3, .kind = kind}, {2, 3, 1, 1});
     add(word(kind_name) + "_one_channel", {.channels = 1, .kind = kind, .mass = 0.7, .bias = false}, {2, 1, 3, 2});
     add(word(kind_name) + "_heads", {.channels = 4, .kind = kind, .bottleneck = 1, .heads = 2}, shape);
-    auto strict_heads = attention_preset(AttentionPreset::kStrict, kind, 4);
-    strict_heads.heads = 4;
-    add(word(kind_name) + "_strict_heads", strict_heads, shape);
+    strict.heads = 4;
+    add(word(kind_name) + "_strict_heads", strict, shape);
     if (kind == AttentionKind::kDistance) continue;  // whose bound holds everywhere
     AttentionOptions clipped{.channels = 4, .kind = kind, .policy = Policy::kStrict, .outside = Outside::kClip};
     add(word(kind_name) + "_clipped", clipped, shape);
