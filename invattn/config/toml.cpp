@@ -210,6 +210,67 @@ Node parse_override_value(std::string_view text, const Source& source) {
   fail(ErrorKind::kUsage, kOrigin, source.place({}), ": expected one value, got more. Give each key an override of its own.");
 }
 
+[[noreturn]] void invalid(const std::string& place, std::string_view complaint, const std::string& culprit) {
+  fail(ErrorKind::kUsage, kOrigin, place, ": ", complaint, " Correct ", culprit.empty() ? "the options" : in_quotes(culprit), ".");
+}
+
+/// The parts of a dotted name. `place` says in an error where it stands.
+std::vector<Assignment::Step> parse_steps(std::string_view key, const std::string& place) {
+  std::vector<Assignment::Step> steps;
+  for (std::string_view rest = key;;) {
+    const std::size_t dot = rest.find('.');
+    std::string_view part = rest.substr(0, dot);
+    Assignment::Step step;
+    if (const std::size_t bracket = part.find('['); bracket != std::string_view::npos && part.ends_with(']')) {
+      const std::string_view digits = part.substr(bracket + 1, part.size() - bracket - 2);
+      std::size_t index = 0;
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+      require(error == std::errc() && end == digits.data() + digits.size(), kOrigin, place, ": expected an index as in variants[0], got ",
+              in_quotes(part), ". Count from 0.");
+      step.index = index;
+      part = part.substr(0, bracket);
+    }
+    require(!part.empty(), kOrigin, place,
+            ": expected the name of an option before '=' and between dots, got none. Write for example guard.target=0.9.");
+    step.name = part;
+    steps.push_back(std::move(step));
+    if (dot == std::string_view::npos) return steps;
+    rest.remove_prefix(dot + 1);
+  }
+}
+
+/// The same of a field, which is none where it is the outermost struct.
+std::vector<Assignment::Step> steps_of(const std::string& field) {
+  return field.empty() ? std::vector<Assignment::Step>{} : parse_steps(field, field);
+}
+
+struct FoundField {
+  Position position;
+  bool whole;  ///< else the text says nothing of the field, and this is the nearest around it
+};
+
+FoundField find_field(const Node& root, const std::string& field) {
+  const Node* node = &root;
+  Position position;
+  for (const Assignment::Step& step : steps_of(field)) {
+    const Node* child = node->find(step.name);
+    if (child != nullptr && step.index) child = *step.index < child->children.size() ? &child->children[*step.index] : nullptr;
+    if (child == nullptr) return {position, false};
+    node = child;
+    position = node->kind == Node::Kind::kTable && !step.index ? node->key_position : node->position;
+  }
+  return {position, true};
+}
+
+/// Whether two names mean the same value, or one a part of the other.
+bool overlap(const std::vector<Assignment::Step>& one, const std::vector<Assignment::Step>& other) {
+  for (std::size_t i = 0; i < std::min(one.size(), other.size()); ++i) {
+    if (one[i].name != other[i].name) return false;
+    if (one[i].index && other[i].index && one[i].index != other[i].index) return false;
+  }
+  return true;
+}
+
 /// On one line, as a comment or a cell of a table has to be.
 std::string one_line(std::string_view text) {
   std::string line(text);
@@ -247,26 +308,7 @@ Assignment parse_assignment(std::string_view text) {
   const std::string place = assignment.source.place({});
   const std::size_t equals = text.find('=');
   require(equals != std::string_view::npos, kOrigin, place, ": expected key=value, got no '='. Write for example guard.target=0.9.");
-  for (std::string_view rest = trimmed(text.substr(0, equals));;) {
-    const std::size_t dot = rest.find('.');
-    std::string_view part = rest.substr(0, dot);
-    Assignment::Step step;
-    if (const std::size_t bracket = part.find('['); bracket != std::string_view::npos && part.ends_with(']')) {
-      const std::string_view digits = part.substr(bracket + 1, part.size() - bracket - 2);
-      std::size_t index = 0;
-      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-      require(error == std::errc() && end == digits.data() + digits.size(), kOrigin, place, ": expected an index as in variants[0], got ",
-              in_quotes(part), ". Count from 0.");
-      step.index = index;
-      part = part.substr(0, bracket);
-    }
-    require(!part.empty(), kOrigin, place,
-            ": expected the name of an option before '=' and between dots, got none. Write for example guard.target=0.9.");
-    step.name = part;
-    assignment.steps.push_back(std::move(step));
-    if (dot == std::string_view::npos) break;
-    rest.remove_prefix(dot + 1);
-  }
+  assignment.steps = parse_steps(trimmed(text.substr(0, equals)), place);
   assignment.value = parse_override_value(trimmed(text.substr(equals + 1)), assignment.source);
   return assignment;
 }
@@ -286,8 +328,28 @@ void wrong_value(const Source& source, const Node& node, const std::string& fiel
        ". Correct the value.");
 }
 
-void invalid(const std::string& place, std::string_view complaint, const std::string& culprit) {
-  fail(ErrorKind::kUsage, kOrigin, place, ": ", complaint, " Correct ", culprit.empty() ? "the options" : in_quotes(culprit), ".");
+void reject(const Complaint& complaint, const Node& root, const Source& source) {
+  // The first field that the text sets, else what it sets around the first.
+  FoundField place = find_field(root, complaint.fields.front());
+  const std::string* culprit = &complaint.fields.front();
+  for (const std::string& field : complaint.fields) {
+    const FoundField found = find_field(root, field);
+    if (place.whole || !found.whole) continue;
+    place = found;
+    culprit = &field;
+  }
+  invalid(source.place(place.position), complaint.text, *culprit);
+}
+
+void reject(const Complaint& complaint, const std::vector<Assignment>& assignments) {
+  // The last override of the first field that has one, else the last of all.
+  for (const std::string& field : complaint.fields) {
+    const std::vector<Assignment::Step> steps = steps_of(field);
+    const auto culprit = std::find_if(assignments.rbegin(), assignments.rend(),
+                                      [&](const Assignment& assignment) { return overlap(assignment.steps, steps); });
+    if (culprit != assignments.rend()) invalid(culprit->source.place({}), complaint.text, "");
+  }
+  invalid(assignments.empty() ? "the options" : assignments.back().source.place({}), complaint.text, "");
 }
 
 void check_name(std::string_view name, const std::vector<std::string>& names, const std::string& field, const std::string& place) {

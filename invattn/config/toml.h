@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "invattn/core/error.h"
+#include "invattn/core/field_error.h"
 #include "invattn/core/fields.h"
 #include "invattn/core/names.h"
 
@@ -76,7 +76,6 @@ std::string dotted(const std::string& field, std::string_view name);  // "field.
 std::string at_index(const std::string& field, std::size_t index);    // "field[index]"
 
 [[noreturn]] void wrong_value(const Source& source, const Node& node, const std::string& field, std::string_view expected);
-[[noreturn]] void invalid(const std::string& place, std::string_view complaint, const std::string& culprit);
 void check_name(std::string_view name, const std::vector<std::string>& names, const std::string& field, const std::string& place);
 void check_keys(const Node& node, const std::vector<std::string>& names, const std::string& field, const Source& source);
 void check_index(std::size_t index, std::size_t size, const std::string& field, const Source& source);
@@ -136,130 +135,45 @@ concept Validated = requires(const T& options) {
   options.validate();
 };
 
-/// What validate() objects to, or "".
-template <HasFields T>
-std::string complaint_of(const T& options) {
-  if constexpr (Validated<T>) {
-    try {
-      options.validate();
-    } catch (const Error& error) {
-      return std::string(error.message());
-    }
-  }
-  return "";
-}
-
-/// A key that made the options invalid.
-struct Culprit {
-  Position position;
-  std::string field;
+/// What is wrong with options that were read.
+struct Complaint {
+  std::string text;
+  std::vector<std::string> fields;  ///< that it is about, dotted from the outermost struct; the struct that complains, where it names none
 };
 
-/// Calls `call(member, earlier)` for the member `name` of both structs.
-template <HasFields T, class Member, class Call>
-void with_earlier(const T& before, std::string_view name, Member& member, Call&& call) {
-  T::visit(before, [&](const char* other, const auto& earlier, const char*) {
-    if constexpr (std::same_as<std::remove_cvref_t<decltype(earlier)>, Member>) {
-      if (other == name) call(member, earlier);
-    }
-  });
-}
-
-template <class T>
-std::optional<Culprit> find_culprit(T& value, const T& before, const Node& node, const std::string& field,
-                                    const std::function<bool()>& settled);
-
-/// Which entry of the table `node` it takes back to its value in `before` for `settled` to become true; `value` comes out unchanged.
+/// The first complaint of a struct inside `options`, or of itself. `field` is the dotted name of `options`.
 template <HasFields T>
-std::optional<Culprit> find_culprit_among(T& value, const T& before, const Node& node, const std::string& field,
-                                          const std::function<bool()>& settled) {
-  std::optional<Culprit> culprit;
-  T::visit(value, [&](const char* name, auto& member, const char*) {
-    const Node* child = node.find(name);
-    if (child == nullptr || culprit) return;
-    with_earlier(before, name, member,
-                 [&](auto& now, const auto& earlier) { culprit = find_culprit(now, earlier, *child, dotted(field, name), settled); });
-  });
-  return culprit;
-}
-
-/// The same for one value: a part of it if that is enough, else all of it.
-template <class T>
-std::optional<Culprit> find_culprit(T& value, const T& before, const Node& node, const std::string& field,
-                                    const std::function<bool()>& settled) {
-  std::optional<Culprit> culprit;
-  if constexpr (HasFields<T>) {
-    culprit = find_culprit_among(value, before, node, field, settled);
-  } else if constexpr (VectorField<T>) {
-    if constexpr (HasFields<typename T::value_type>) {
-      const typename T::value_type fresh{};
-      for (std::size_t i = 0; i < value.size() && !culprit; ++i) {
-        culprit = find_culprit_among(value[i], fresh, node.children[i], at_index(field, i), settled);
-      }
-    }
-  }
-  if (!culprit) {
-    T kept = std::exchange(value, before);
-    if (settled()) culprit = Culprit{HasFields<T> ? node.key_position : node.position, field};
-    value = std::move(kept);
-  }
-  return culprit;
-}
-
-/// Validates the structs inside `options` and then itself. `node` is what the text says of it, or null; `around` is the place of the
-/// nearest table that the text does name.
-template <HasFields T>
-void validate_read(T& options, const T& before, const Node* node, const std::string& field, const Position& around, const Source& source) {
-  T::visit(options, [&](const char* name, auto& member, const char*) {
+std::optional<Complaint> first_complaint(const T& options, const std::string& field = "") {
+  std::optional<Complaint> complaint;
+  T::visit(options, [&](const char* name, const auto& member, const char*) {
     using Member = std::remove_cvref_t<decltype(member)>;
-    const Node* child = node != nullptr ? node->find(name) : nullptr;
     if constexpr (HasFields<Member>) {
-      with_earlier(before, name, member, [&](auto& now, const auto& earlier) {
-        validate_read(now, earlier, child, dotted(field, name), child != nullptr ? child->key_position : around, source);
-      });
+      if (!complaint) complaint = first_complaint(member, dotted(field, name));
     } else if constexpr (VectorField<Member>) {
       if constexpr (HasFields<typename Member::value_type>) {
-        const typename Member::value_type fresh{};
-        for (std::size_t i = 0; i < member.size(); ++i) {
-          const Node* element = child != nullptr ? &child->children[i] : nullptr;
-          validate_read(member[i], fresh, element, at_index(dotted(field, name), i), element != nullptr ? element->position : around,
-                        source);
+        for (std::size_t i = 0; i < member.size() && !complaint; ++i) {
+          complaint = first_complaint(member[i], at_index(dotted(field, name), i));
         }
       }
     }
   });
-  const std::string complaint = complaint_of(options);
-  if (complaint.empty()) return;
-  std::optional<Culprit> culprit;
-  // Where several keys are out of range none of them alone makes the struct valid: then it is the one that the complaint is about.
-  for (const bool alone : {true, false}) {
-    if (node == nullptr || culprit) break;
-    culprit = find_culprit_among(options, before, *node, field, [&] {
-      const std::string now = complaint_of(options);
-      return alone ? now.empty() : now != complaint;
-    });
+  if constexpr (Validated<T>) {
+    if (complaint) return complaint;
+    try {
+      options.validate();
+    } catch (const FieldError& error) {
+      complaint = Complaint{.text = std::string(error.message()), .fields = error.fields()};
+      for (std::string& name : complaint->fields) name = dotted(field, name);
+    } catch (const Error& error) {
+      complaint = Complaint{.text = std::string(error.message()), .fields = {field}};
+    }
   }
-  invalid(source.place(culprit ? culprit->position : around), complaint, culprit ? culprit->field : field);
+  return complaint;
 }
 
-/// The first complaint of a struct inside `options`, or of itself; "" where there is none.
-template <HasFields T>
-std::string first_complaint(const T& options) {
-  std::string complaint;
-  T::visit(options, [&](const char*, const auto& member, const char*) {
-    using Member = std::remove_cvref_t<decltype(member)>;
-    if constexpr (HasFields<Member>) {
-      if (complaint.empty()) complaint = first_complaint(member);
-    } else if constexpr (VectorField<Member>) {
-      if constexpr (HasFields<typename Member::value_type>) {
-        for (const auto& element : member) {
-          if (complaint.empty()) complaint = first_complaint(element);
-        }
-      }
-    }
-  });
-  return complaint.empty() ? complaint_of(options) : complaint;
-}
+/// Throws the complaint at the place of a field that it is about.
+[[noreturn]] void reject(const Complaint& complaint, const Node& root, const Source& source);
+[[noreturn]] void reject(const Complaint& complaint, const std::vector<Assignment>& assignments);
 
 template <HasFields T>
 void assign(T& options, const Assignment& assignment, std::size_t depth, const std::string& field);
@@ -300,19 +214,6 @@ void assign(T& options, const Assignment& assignment, std::size_t depth, const s
   T::visit(options, [&](const char* name, auto& member, const char*) {
     if (wanted == name) assign_member(member, assignment, depth, dotted(field, name));
   });
-}
-
-/// The complaint about `options` after all assignments but one; `complaint` where another one builds on that.
-template <HasFields T>
-std::string complaint_without(T options, const std::vector<Assignment>& assignments, std::size_t left_out, const std::string& complaint) {
-  try {
-    for (std::size_t i = 0; i < assignments.size(); ++i) {
-      if (i != left_out) assign(options, assignments[i], 0, "");
-    }
-  } catch (const Error&) {
-    return complaint;
-  }
-  return first_complaint(options);
 }
 
 std::string value_text(bool value, const std::string& field);
@@ -431,15 +332,15 @@ void write_rows(std::string& out, const T& options, const std::string& field) {
 
 /// Sets the fields that the TOML text names; the others keep their values. An array replaces the whole vector, and each of its tables
 /// starts from a default-constructed struct. Then every struct inside `options` that has a `void validate() const` is validated, and
-/// `options` itself. What is wrong is an Error(kUsage) "[config] file:line:column: expected …, got …. Next step.", at the key that
-/// validate() objects to where it can be told, and then `options` is unchanged.
+/// `options` itself. What is wrong is an Error(kUsage) "[config] file:line:column: expected …, got …. Next step.", at the field that
+/// validate() names (invattn/core/field_error.h) or the nearest table, and then `options` is unchanged.
 template <HasFields T>
 void read_toml(T& options, std::string_view text, std::string_view file) {
   const toml_detail::Source source{.name = std::string(file)};
   const toml_detail::Node root = toml_detail::parse(text, source);
   T result = options;
   toml_detail::read_value(result, root, "", source);
-  toml_detail::validate_read(result, options, &root, "", {}, source);
+  if (const auto complaint = toml_detail::first_complaint(result)) toml_detail::reject(*complaint, root, source);
   options = std::move(result);
 }
 
@@ -459,17 +360,7 @@ void set_fields(T& options, std::span<const std::string> assignments) {
   for (const std::string& assignment : assignments) parsed.push_back(toml_detail::parse_assignment(assignment));
   T result = options;
   for (const auto& assignment : parsed) toml_detail::assign(result, assignment, 0, "");
-  const std::string complaint = toml_detail::first_complaint(result);
-  if (!complaint.empty()) {
-    // As in validate_read: the override without which all is well, else the one that the complaint is about, else the last.
-    for (const bool alone : {true, false}) {
-      for (std::size_t left_out = 0; left_out < parsed.size(); ++left_out) {
-        const std::string now = toml_detail::complaint_without(options, parsed, left_out, complaint);
-        if (alone ? now.empty() : now != complaint) toml_detail::invalid(parsed[left_out].source.place({}), complaint, "");
-      }
-    }
-    toml_detail::invalid(parsed.empty() ? "the options" : parsed.back().source.place({}), complaint, "");
-  }
+  if (const auto complaint = toml_detail::first_complaint(result)) toml_detail::reject(*complaint, parsed);
   options = std::move(result);
 }
 

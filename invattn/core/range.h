@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "invattn/core/error.h"
+#include "invattn/core/field_error.h"
 
 namespace invattn {
 
@@ -18,11 +18,11 @@ constexpr int64_t kLargestSide = 1 << 16;          ///< of an image, in pixels
 constexpr double kLargestReal = 1e9;               ///< a weight, a constant, a time
 constexpr double kLargestRate = 3e38;              ///< a learning rate: weights are float32
 
-/// A usage error unless least <= value <= most, which not a number is never.
+/// A usage error about the field `name` unless least <= value <= most, which not a number is never.
 template <class Number>
 void require_range(std::string_view origin, std::string_view name, Number value, Number least, Number most) {
-  require(value >= least, origin, "expected ", name, " to be ", least, " or more, got ", value, ".");
-  require(value <= most, origin, "expected ", name, " to be ", most, " or less, got ", value, ".");
+  require_field(value >= least, origin, name, "expected ", name, " to be ", least, " or more, got ", value, ".");
+  require_field(value <= most, origin, name, "expected ", name, " to be ", most, " or less, got ", value, ".");
 }
 
 }  // namespace invattn

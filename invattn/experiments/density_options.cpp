@@ -4,7 +4,6 @@
 #include <cmath>
 #include <variant>
 
-#include "invattn/core/error.h"
 #include "invattn/core/range.h"
 
 namespace invattn {
@@ -24,10 +23,10 @@ void DensityLogDet::validate() const {
     all.estimator = each;
     std::visit([](const auto& chosen) { chosen.validate(); }, all.options());
   }
-  require_count(terms, 1, "log_det.terms", kMostIterations);
-  require_count(minimum_terms, 1, "log_det.minimum_terms", kMostIterations);
-  require_count(stride, 1, "log_det.stride", kMostIterations);
-  require_count(guarded_terms, 0, "log_det.guarded_terms", kMostIterations);
+  require_count(terms, 1, "terms", kMostIterations);
+  require_count(minimum_terms, 1, "minimum_terms", kMostIterations);
+  require_count(stride, 1, "stride", kMostIterations);
+  require_count(guarded_terms, 0, "guarded_terms", kMostIterations);
 }
 
 LogDetOptions DensityLogDet::options(int64_t seed, int64_t drawn) const {
@@ -65,20 +64,20 @@ DensityLogDet DensityLogDet::covering(double constant) const {
 }
 
 void DensityEvaluation::validate() const {
-  log_det.validate();
-  require_count(images, 0, "evaluation.images");
-  require_count(batch, 1, "evaluation.batch");
-  require_count(inverse_images, 0, "evaluation.inverse_images");
-  require(tolerance > 0 && tolerance <= 1, kOrigin, "expected a positive evaluation.tolerance of at most 1, got ", tolerance, ".");
+  validate_field("log_det", log_det);
+  require_count(images, 0, "images");
+  require_count(batch, 1, "batch");
+  require_count(inverse_images, 0, "inverse_images");
+  require_field(tolerance > 0 && tolerance <= 1, kOrigin, "tolerance", "expected a positive tolerance of at most 1, got ", tolerance, ".");
 }
 
 void DensityOptions::validate() const {
-  flow.validate();
-  optimizer.validate();
-  log_det.validate();
-  guard.validate();
-  evaluation.validate();
-  require(seed >= 0, kOrigin, "expected seed to be 0 or more, got ", seed, ".");
+  validate_field("flow", flow);
+  validate_field("optimizer", optimizer);
+  validate_field("log_det", log_det);
+  validate_field("guard", guard);
+  validate_field("evaluation", evaluation);
+  require_field(seed >= 0, kOrigin, "seed", "expected seed to be 0 or more, got ", seed, ".");
   require_count(train_images, 0, "train_images");
   require_count(validation_images, 1, "validation_images");
   require_count(steps, 0, "steps", kMostSteps);
@@ -90,11 +89,11 @@ void DensityOptions::validate() const {
   require_count(report_every, 1, "report_every", kMostSteps);
   require_count(evaluate_every, 0, "evaluate_every", kMostSteps);
   require_count(samples, 0, "samples", 10'000);
-  require(save_minutes > 0 && save_minutes <= kLargestReal, kOrigin, "expected a positive save_minutes of at most ", kLargestReal, ", got ",
-          save_minutes, ".");
+  require_field(save_minutes > 0 && save_minutes <= kLargestReal, kOrigin, "save_minutes", "expected a positive save_minutes of at most ",
+                kLargestReal, ", got ", save_minutes, ".");
   require_range(kOrigin, "temperature", temperature, 0.0, kLargestReal);
-  require(crop < flow.height && crop < flow.width, kOrigin, "expected crop to be smaller than the images, ", flow.height, " x ", flow.width,
-          ", got ", crop, ".");
+  require_fields(crop < flow.height && crop < flow.width, kOrigin, {"crop", "flow.height", "flow.width"},
+                 "expected crop to be smaller than the images, ", flow.height, " x ", flow.width, ", got ", crop, ".");
 }
 
 }  // namespace invattn

@@ -64,25 +64,25 @@ AttentionOptions ReconstructionVariant::attention(AttentionKind kind, int64_t ch
 }
 
 void ReconstructionVariant::validate() const {
-  require(preset != AttentionPreset::kPlain, kOrigin,
-          "expected preset paper, published-code, guarded or strict, got plain, which has no inverse.");
-  require(!learning_rate || (*learning_rate > 0 && *learning_rate <= kLargestRate), kOrigin, "expected a positive learning_rate, got ",
-          learning_rate.value_or(0), ".");
+  require_field(preset != AttentionPreset::kPlain, kOrigin, "preset",
+                "expected preset paper, published-code, guarded or strict, got plain, which has no inverse.");
+  require_field(!learning_rate || (*learning_rate > 0 && *learning_rate <= kLargestRate), kOrigin, "learning_rate",
+                "expected a positive learning_rate, got ", learning_rate.value_or(0), ".");
   require_range(kOrigin, "fixed_point_iterations", fixed_point_iterations.value_or(1), int64_t{1}, kMostIterations);
-  solver_options_named(solver_name());
-  require(!slug(title()).empty(), kOrigin, "expected a name with a letter or digit, got '", name, "'.");
+  check_fields({"solver"}, [&] { solver_options_named(solver_name()); });
+  require_field(!slug(title()).empty(), kOrigin, "name", "expected a name with a letter or digit, got '", name, "'.");
 }
 
 void ReconstructionOptions::validate() const {
   const auto positive = [](const char* name, int64_t value, int64_t largest) {
-    require(value > 0 && value <= largest, kOrigin, "expected ", name, " from 1 to ", largest, ", got ", value, ".");
+    require_field(value > 0 && value <= largest, kOrigin, name, "expected ", name, " from 1 to ", largest, ", got ", value, ".");
   };
-  require(!data.empty(), kOrigin, "expected data, got none. Name a data set, for example synthetic or cifar10:PATH.");
-  require(!kinds.empty(), kOrigin, "expected kinds of attention, got none.");
-  require(!variants.empty(), kOrigin, "expected variants, got none. Give one, for example preset guarded.");
-  require(!seeds.empty(), kOrigin, "expected seeds, got none.");
-  require(height % 2 == 0 && width % 2 == 0, kOrigin, "expected an even height and width, got ", height, " x ", width,
-          ": the squeeze takes blocks of 2 x 2 pixels.");
+  require_field(!data.empty(), kOrigin, "data", "expected data, got none. Name a data set, for example synthetic or cifar10:PATH.");
+  require_field(!kinds.empty(), kOrigin, "kinds", "expected kinds of attention, got none.");
+  require_field(!variants.empty(), kOrigin, "variants", "expected variants, got none. Give one, for example preset guarded.");
+  require_field(!seeds.empty(), kOrigin, "seeds", "expected seeds, got none.");
+  require_field(height % 2 == 0 && width % 2 == 0, kOrigin, height % 2 == 0 ? "width" : "height", "expected an even height and width, got ",
+                height, " x ", width, ": the squeeze takes blocks of 2 x 2 pixels.");
   constexpr int64_t kSmallestImage = 12;  // the similarity of two images is seen through a window of 11 x 11
   require_range(kOrigin, "height", height, kSmallestImage, kLargestImage);
   require_range(kOrigin, "width", width, kSmallestImage, kLargestImage);
@@ -90,31 +90,41 @@ void ReconstructionOptions::validate() const {
   positive("test_images", test_images, kMostOfThem);
   positive("epochs", epochs, kMostOfThem);
   positive("batch", batch, kMostOfThem);
-  require(learning_rate > 0 && learning_rate <= kLargestRate, kOrigin, "expected a positive learning_rate, got ", learning_rate, ".");
+  require_field(learning_rate > 0 && learning_rate <= kLargestRate, kOrigin, "learning_rate", "expected a positive learning_rate, got ",
+                learning_rate, ".");
   require_range(kOrigin, "measured_images", measured_images, int64_t{0}, kMostOfThem);
-  require(pictures >= 0 && pictures <= test_images, kOrigin, "expected pictures from 0 to test_images (", test_images, "), got ", pictures,
-          ".");
-  for (const std::string& source : data) parse_data_source(source, kOrigin);
-  for (const int64_t seed : seeds) require(seed >= 0, kOrigin, "expected seeds of 0 or more, got ", seed, ".");
-  guard.validate();
-  inverse.validate();
-  for (const ReconstructionVariant& variant : variants) {
-    variant.validate();
-    for (const AttentionKind kind : kinds) variant.attention(kind, kChannels).validate();
-    require(std::find(inverse.solvers.begin(), inverse.solvers.end(), variant.solver_name()) != inverse.solvers.end(), kOrigin, "expected ",
-            variant.solver_name(), ", whose inverse the table of '", variant.title(),
-            "' shows, among the solvers, got others only. Add it to inverse.solvers.");
+  require_fields(pictures >= 0 && pictures <= test_images, kOrigin, {"pictures", "test_images"},
+                 "expected pictures from 0 to test_images (", test_images, "), got ", pictures, ".");
+  std::set<DataSet> sets;
+  check_fields({"data"}, [&] {
+    for (const std::string& source : data) sets.insert(parse_data_source(source, kOrigin).set);
+  });
+  for (const int64_t seed : seeds) require_field(seed >= 0, kOrigin, "seeds", "expected seeds of 0 or more, got ", seed, ".");
+  validate_field("guard", guard);
+  validate_field("inverse", inverse);
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    const ReconstructionVariant& variant = variants[i];
+    const std::string place = "variants[" + std::to_string(i) + "]";
+    validate_field(place, variant);
+    for (const AttentionKind kind : kinds) validate_field(place, variant.attention(kind, kChannels));
+    require_field(std::find(inverse.solvers.begin(), inverse.solvers.end(), variant.solver_name()) != inverse.solvers.end(), kOrigin,
+                  "inverse.solvers", "expected ", variant.solver_name(), ", whose inverse the table of '", variant.title(),
+                  "' shows, among the solvers, got others only. Add it to inverse.solvers.");
   }
+  const auto repeated = [](const auto& list) { return std::set(list.begin(), list.end()).size() < list.size(); };
+  const char* twice = repeated(seeds) ? "seeds" : repeated(kinds) ? "kinds" : sets.size() < data.size() ? "data" : "variants";
   std::set<std::string> ids;
   for (const ReconstructionCell& cell : cells_of(*this)) {
-    require(ids.insert(cell.id(*this)).second, kOrigin, "expected every data set, kind, variant and seed once, got '", cell.title(),
-            "' twice. Give variants different names.");
+    require_field(ids.insert(cell.id(*this)).second, kOrigin, twice, "expected every data set, kind, variant and seed once, got '",
+                  cell.title(), "' twice. Give variants different names.");
   }
 }
 
 void ReconstructionInverse::validate() const {
-  require(!solvers.empty(), kOrigin, "expected solvers, got none. Name one, for example anderson.");
-  for (const std::string& name : solvers) solver_options_named(name);
+  require_field(!solvers.empty(), kOrigin, "solvers", "expected solvers, got none. Name one, for example anderson.");
+  check_fields({"solvers"}, [&] {
+    for (const std::string& name : solvers) solver_options_named(name);
+  });
   for (const auto& [name, value] :
        {std::pair{"fixed_point_iterations", fixed_point_iterations}, std::pair{"anderson_iterations", anderson_iterations},
         std::pair{"newton_iterations", newton_iterations}}) {
@@ -122,10 +132,7 @@ void ReconstructionInverse::validate() const {
   }
   require_range(kOrigin, "anderson_memory", anderson_memory, int64_t{1}, int64_t{1000});
   require_range(kOrigin, "newton_krylov", newton_krylov, int64_t{1}, int64_t{10'000});
-  require(tolerance > 0 && tolerance <= 1, kOrigin, "expected a positive tolerance of at most 1, got ", tolerance, ".");
-  for (const auto name : {FixedPointOptions::kName, AndersonOptions::kName, NewtonKrylovOptions::kName}) {  // used or not
-    std::visit([](const auto& method) { method.validate(); }, options(std::string(name), {}));
-  }
+  require_field(tolerance > 0 && tolerance <= 1, kOrigin, "tolerance", "expected a positive tolerance of at most 1, got ", tolerance, ".");
 }
 
 SolverOptions ReconstructionInverse::options(const std::string& solver, const ReconstructionVariant& variant) const {

@@ -42,7 +42,7 @@ void LocalConstantOptions::validate() const {
   constexpr const char* kOrigin = "LocalConstantOptions";
   require_range(kOrigin, "tolerance", tolerance, 0.0, 1.0);
   require_range(kOrigin, "max_iterations", max_iterations, int64_t{1}, kMostIterations);
-  require(seed >= 0, kOrigin, "expected a seed of 0 or more, got ", seed, ".");
+  require_field(seed >= 0, kOrigin, "seed", "expected a seed of 0 or more, got ", seed, ".");
 }
 
 at::Tensor sample_norms(const at::Tensor& x) {

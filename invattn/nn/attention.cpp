@@ -72,46 +72,54 @@ ResponseMap AttentionOptions::map() const {
 }
 
 void AttentionOptions::validate() const {
-  require(channels > 0 && channels <= kMostChannels, kOrigin, "expected a positive number of channels, got ", channels,
-          ". Set it to C of the input, for example AttentionOptions{.channels = 12}.");
-  require(bottleneck > 0, kOrigin, "expected a positive bottleneck, got ", bottleneck, ".");
-  require(heads > 0 && channels % heads == 0, kOrigin, "expected heads to divide the ", channels, " channels, got ", heads, " heads.");
-  require(!relative || is_distance(kind), kOrigin, "expected relative = true for the kind distance only, got it for ", kind, ".");
-  require(mass > 0 && mass <= kLargestReal, kOrigin, "expected a positive mass, got ", mass, ".");
+  require_field(channels > 0 && channels <= kMostChannels, kOrigin, "channels", "expected a positive number of channels, got ", channels,
+                ". Set it to C of the input, for example AttentionOptions{.channels = 12}.");
+  require_field(bottleneck > 0, kOrigin, "bottleneck", "expected a positive bottleneck, got ", bottleneck, ".");
+  require_fields(heads > 0 && channels % heads == 0, kOrigin, {"heads", "channels"}, "expected heads to divide the ", channels,
+                 " channels, got ", heads, " heads.");
+  require_fields(!relative || is_distance(kind), kOrigin, {"relative", "kind"},
+                 "expected relative = true for the kind distance only, got it for ", kind, ".");
+  require_field(mass > 0 && mass <= kLargestReal, kOrigin, "mass", "expected a positive mass, got ", mass, ".");
   for (const auto& [name, value] : {std::pair{"value_constant", value_constant}, std::pair{"output_constant", output_constant},
                                     std::pair{"response_constant", response_constant}}) {
-    require(value >= 0 && value <= kLargestReal, kOrigin, "expected ", name, " to be a positive constant, or 0 for none, got ", value, ".");
+    require_field(value >= 0 && value <= kLargestReal, kOrigin, name, "expected ", name, " to be a positive constant, or 0 for none, got ",
+                  value, ".");
   }
-  require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
-  require(radius > 0 && radius <= kLargestReal, kOrigin, "expected a positive, finite radius, got ", radius, ".");
+  require_field(constant > 0 && constant < 1, kOrigin, "constant", "expected a constant between 0 and 1, got ", constant, ".");
+  require_field(radius > 0 && radius <= kLargestReal, kOrigin, "radius", "expected a positive, finite radius, got ", radius, ".");
   const auto response = map().response;
-  require(!(normalization == Normalization::kCount && response == Response::kExponential && !is_distance(kind)), kOrigin,
-          "expected the Gaussian kinds to be divided by a sum of their responses, got normalisation count, with which exp overflows. "
-          "Use columns, rows, all or balanced.");
+  require_fields(
+      !(normalization == Normalization::kCount && response == Response::kExponential && !is_distance(kind)), kOrigin,
+      {"normalization", "kind"},
+      "expected the Gaussian kinds to be divided by a sum of their responses, got normalisation count, with which exp overflows. "
+      "Use columns, rows, all or balanced.");
   const bool has_sign = response == Response::kElu || response == Response::kIdentity;
-  require(!(normalization == Normalization::kBalanced && has_sign), kOrigin, "expected a phi without sign for normalisation balanced, got ",
-          response, ". Use elu+1, softplus or relu.");
-  require(response != Response::kExponential || !uses_phi(kind), kOrigin, "expected phi to be elu+1, softplus, relu, elu or identity for ",
-          kind, ", got exp. For exp use the kind embedded-gaussian.");
-  require(score_scale > 0 && std::isfinite(score_scale) && std::isfinite(score_shift), kOrigin,
-          "expected a positive score_scale and a finite score_shift, got ", score_scale, " and ", score_shift, ".");
-  require(kind == AttentionKind::kGaussian || (score_scale == 1 && score_shift == 0), kOrigin,
-          "expected score_scale and score_shift for the kind gaussian only, got ", score_scale, " and ", score_shift, " for ", kind,
-          ", whose query and key maps can do the same.");
-  require(start != Start::kContraction || output == OutputMap::kLinear, kOrigin,
-          "expected output = linear for start = contraction, which begins with W_L, got output ", output, ".");
-  require(policy != Policy::kProduct, kOrigin,
-          "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
+  require_fields(!(normalization == Normalization::kBalanced && has_sign), kOrigin, {"phi", "normalization"},
+                 "expected a phi without sign for normalisation balanced, got ", response, ". Use elu+1, softplus or relu.");
+  require_fields(response != Response::kExponential || !uses_phi(kind), kOrigin, {"phi", "kind"},
+                 "expected phi to be elu+1, softplus, relu, elu or identity for ", kind,
+                 ", got exp. For exp use the kind embedded-gaussian.");
+  require_field(score_scale > 0 && std::isfinite(score_scale) && std::isfinite(score_shift), kOrigin,
+                std::isfinite(score_shift) ? "score_scale" : "score_shift",
+                "expected a positive score_scale and a finite score_shift, got ", score_scale, " and ", score_shift, ".");
+  require_fields(kind == AttentionKind::kGaussian || (score_scale == 1 && score_shift == 0), kOrigin,
+                 {"score_scale", "score_shift", "kind"}, "expected score_scale and score_shift for the kind gaussian only, got ",
+                 score_scale, " and ", score_shift, " for ", kind, ", whose query and key maps can do the same.");
+  require_fields(start != Start::kContraction || output == OutputMap::kLinear, kOrigin, {"start", "output"},
+                 "expected output = linear for start = contraction, which begins with W_L, got output ", output, ".");
+  require_field(policy != Policy::kProduct, kOrigin, "policy",
+                "expected the policy none, paper, guarded or strict, got product, which is for convolutions.");
   if (policy == Policy::kStrict) {
     if (is_distance(kind)) {
-      require_distance_bound_exists(normalization, relative);
-      require(outside == Outside::kReport, kOrigin,
-              "expected outside = report for the kind distance, whose strict bound holds for every x, got ", outside, ".");
+      check_fields({"normalization", "relative"}, [&] { require_distance_bound_exists(normalization, relative); });
+      require_field(outside == Outside::kReport, kOrigin, "outside",
+                    "expected outside = report for the kind distance, whose strict bound holds for every x, got ", outside, ".");
     } else {
-      require_bound_exists(map());
+      check_fields({"phi", "normalization", "kind"}, [&] { require_bound_exists(map()); });
     }
-    require(
+    require_fields(
         output == OutputMap::kLinear && output_constant > 0 && value_constant > 0, kOrigin,
+        {output == OutputMap::kLinear ? output_constant > 0 ? "value_constant" : "output_constant" : "output", "policy"},
         "expected a constrained F and W_L for the policy strict (output linear, value_constant and output_constant above 0), got output ",
         output, ", ", value_constant, " and ", output_constant, ".");
   }

@@ -55,19 +55,19 @@ struct TimesEluSlope : torch::autograd::Function<TimesEluSlope> {
 }  // namespace
 
 void ConvolutionOptions::validate() const {
-  require(channels > 0 && hidden > 0, kOrigin, "expected positive numbers of channels and hidden channels, got ", channels, " and ", hidden,
-          ".");
-  require(height > 0 && width > 0, kOrigin, "expected the height and width of the input, got ", height, " x ", width,
-          ". The spectral norm of a convolution belongs to one image size.");
-  require(kernel > 0 && kernel % 2 == 1, kOrigin, "expected an odd kernel, got ", kernel, ".");
-  require(layers > 0, kOrigin, "expected at least one layer, got ", layers, ".");
-  require_range(kOrigin, "channels", std::max(channels, hidden), int64_t{1}, kMostChannels);
-  require_range(kOrigin, "height and width", std::max(height, width), int64_t{1}, kLargestSide);
+  require_field(height > 0 && width > 0, kOrigin, height > 0 ? "width" : "height", "expected the height and width of the input, got ",
+                height, " x ", width, ". The spectral norm of a convolution belongs to one image size.");
+  require_field(kernel > 0 && kernel % 2 == 1, kOrigin, "kernel", "expected an odd kernel, got ", kernel, ".");
+  require_field(layers > 0, kOrigin, "layers", "expected at least one layer, got ", layers, ".");
+  require_range(kOrigin, "channels", channels, int64_t{1}, kMostChannels);
+  require_range(kOrigin, "hidden", hidden, int64_t{1}, kMostChannels);
+  require_range(kOrigin, "height", height, int64_t{1}, kLargestSide);
+  require_range(kOrigin, "width", width, int64_t{1}, kLargestSide);
   require_range(kOrigin, "kernel", kernel, int64_t{1}, int64_t{1023});
   require_range(kOrigin, "layers", layers, int64_t{1}, kMostLayers);
-  require(constant > 0 && constant < 1, kOrigin, "expected a constant between 0 and 1, got ", constant, ".");
-  require(tolerance > 0 && tolerance < 0.1, kOrigin, "expected a tolerance between 0 and 0.1, got ", tolerance, ".");
-  require(iterations >= 0, kOrigin, "expected 0 or more iterations, got ", iterations, ".");
+  require_field(constant > 0 && constant < 1, kOrigin, "constant", "expected a constant between 0 and 1, got ", constant, ".");
+  require_field(tolerance > 0 && tolerance < 0.1, kOrigin, "tolerance", "expected a tolerance between 0 and 0.1, got ", tolerance, ".");
+  require_field(iterations >= 0, kOrigin, "iterations", "expected 0 or more iterations, got ", iterations, ".");
   require_range(kOrigin, "iterations", iterations, int64_t{0}, kMostIterations);
 }
 

@@ -128,21 +128,23 @@ std::optional<AttentionKind> kind_of(DetectorVariant variant) {
 bool is_invertible(DetectorVariant variant) { return to_string(variant).starts_with("invertible-"); }
 
 void DetectorOptions::validate() const {
-  backbone.validate();
-  require(preset != AttentionPreset::kPlain, kOrigin,
-          "expected the preset guarded, strict, paper or published-code of invertible attention, ",
-          "got plain. For plain attention name the variant without `invertible-`.");
-  require(size > 0 && size % kCoarsest == 0, kOrigin, "expected a size that is a positive multiple of ", kCoarsest, ", got ", size, ".");
+  validate_field("backbone", backbone);
+  require_field(preset != AttentionPreset::kPlain, kOrigin, "preset",
+                "expected the preset guarded, strict, paper or published-code of invertible attention, ",
+                "got plain. For plain attention name the variant without `invertible-`.");
+  require_field(size > 0 && size % kCoarsest == 0, kOrigin, "size", "expected a size that is a positive multiple of ", kCoarsest, ", got ",
+                size, ".");
   require_range(kOrigin, "size", size, kCoarsest, kLargestSide);
-  require(channels > 0, kOrigin, "expected positive channels, got ", channels, ".");
+  require_field(channels > 0, kOrigin, "channels", "expected positive channels, got ", channels, ".");
   require_range(kOrigin, "channels", channels, int64_t{1}, kMostChannels);
-  require(heads > 0 && channels % heads == 0, kOrigin, "expected heads to divide the ", channels, " channels, got ", heads, " heads.");
-  require(reduction > 0, kOrigin, "expected a positive reduction, got ", reduction, ".");
+  require_fields(heads > 0 && channels % heads == 0, kOrigin, {"heads", "channels"}, "expected heads to divide the ", channels,
+                 " channels, got ", heads, " heads.");
+  require_field(reduction > 0, kOrigin, "reduction", "expected a positive reduction, got ", reduction, ".");
   require_range(kOrigin, "reduction", reduction, int64_t{1}, kMostChannels);
-  for (const auto* list : {&dilations, &last_dilations}) {
-    require(!list->empty() && list->size() <= 100 &&
-                std::all_of(list->begin(), list->end(), [](int64_t value) { return value > 0 && value <= kLargestSide; }),
-            kOrigin, "expected one or more positive dilations, at most 100, got ", print_field(*list), ".");
+  for (const auto& [name, list] : {std::pair{"dilations", &dilations}, std::pair{"last_dilations", &last_dilations}}) {
+    require_field(!list->empty() && list->size() <= 100 &&
+                      std::all_of(list->begin(), list->end(), [](int64_t value) { return value > 0 && value <= kLargestSide; }),
+                  kOrigin, name, "expected one or more positive dilations, at most 100, got ", print_field(*list), ".");
   }
 }
 

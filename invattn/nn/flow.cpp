@@ -66,8 +66,6 @@ at::Tensor flattened(const at::Tensor& y) { return y.reshape({y.size(0), y.size(
 }  // namespace
 
 void FlowOptions::validate() const {
-  require(channels > 0 && height > 0 && width > 0, kOrigin, "expected positive channels, height and width, got ", channels, ", ", height,
-          " and ", width, ".");
   // Whether a scale has convolutions or not: each of their options is checked where it is read.
   ConvolutionOptions{.channels = channels,
                      .height = height,
@@ -80,34 +78,35 @@ void FlowOptions::validate() const {
                      .tolerance = tolerance,
                      .iterations = iterations}
       .validate();
-  require(alpha > 0 && alpha < 0.5, kOrigin, "expected alpha between 0 and 0.5, got ", alpha, ".");
-  require(!blocks.empty(), kOrigin, "expected the number of blocks of at least one scale, got none.");
-  for (const auto* counts : {&blocks, &attention_blocks}) {
+  require_field(alpha > 0 && alpha < 0.5, kOrigin, "alpha", "expected alpha between 0 and 0.5, got ", alpha, ".");
+  require_field(!blocks.empty(), kOrigin, "blocks", "expected the number of blocks of at least one scale, got none.");
+  for (const auto& [name, counts] : {std::pair{"blocks", &blocks}, std::pair{"attention_blocks", &attention_blocks}}) {
     for (const auto count : *counts) {
-      require(count >= 0 && count <= kMostLayers, kOrigin, "expected numbers of blocks from 0 to ", kMostLayers, ", got ", count, ".");
+      require_field(count >= 0 && count <= kMostLayers, kOrigin, name, "expected numbers of blocks from 0 to ", kMostLayers, ", got ",
+                    count, ".");
     }
   }
-  require(attention_blocks.size() <= blocks.size(), kOrigin, "expected attention_blocks for at most ", blocks.size(), " scales, got ",
-          attention_blocks.size(), ".");
-  require(attention_preset != AttentionPreset::kPlain, kOrigin,
-          "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
+  require_fields(attention_blocks.size() <= blocks.size(), kOrigin, {"attention_blocks", "blocks"},
+                 "expected attention_blocks for at most ", blocks.size(), " scales, got ", attention_blocks.size(), ".");
+  require_field(attention_preset != AttentionPreset::kPlain, kOrigin, "attention_preset",
+                "expected the attention_preset guarded, strict, paper or published-code, got plain, which has no inverse.");
   require_range(kOrigin, "attention_heads", attention_heads, int64_t{1}, kMostChannels);
-  require(attention_radius > 0 && attention_radius <= kLargestReal, kOrigin, "expected a positive attention_radius, got ", attention_radius,
-          ".");
-  require(attention_follow >= 0 && attention_follow < 1, kOrigin, "expected attention_follow from 0 to below 1, got ", attention_follow,
-          ".");
-  require(attention_follow == 0 || actnorm, kOrigin, "expected actnorm where attention_follow is above 0, got attention_follow ",
-          attention_follow, " and no scale that could follow. Turn actnorm on or set attention_follow to 0.");
-  require(dense_blocks >= 0 && dense_hidden > 0, kOrigin, "expected dense_blocks of 0 or more and a positive dense_hidden, got ",
-          dense_blocks, " and ", dense_hidden, ".");
+  require_field(attention_radius > 0 && attention_radius <= kLargestReal, kOrigin, "attention_radius",
+                "expected a positive attention_radius, got ", attention_radius, ".");
+  require_field(attention_follow >= 0 && attention_follow < 1, kOrigin, "attention_follow",
+                "expected attention_follow from 0 to below 1, got ", attention_follow, ".");
+  require_fields(attention_follow == 0 || actnorm, kOrigin, {"attention_follow", "actnorm"},
+                 "expected actnorm where attention_follow is above 0, got attention_follow ", attention_follow,
+                 " and no scale that could follow. Turn actnorm on or set attention_follow to 0.");
   require_range(kOrigin, "dense_blocks", dense_blocks, int64_t{0}, kMostLayers);
   require_range(kOrigin, "dense_hidden", dense_hidden, int64_t{1}, kMostChannels);
   const auto squeezes = static_cast<int64_t>(blocks.size()) - (squeeze ? 0 : 1);
-  require(squeezes < 31 && height % (int64_t{1} << squeezes) == 0 && width % (int64_t{1} << squeezes) == 0, kOrigin,
-          "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
-          ". Crop or pad the images, or use fewer scales.");
-  require(!split || blocks.size() == 1 || squeeze || channels % 2 == 0, kOrigin, "expected an even number of channels to split, got ",
-          channels, ". Turn squeeze on or split off.");
+  const auto halves = [squeezes](int64_t side) { return squeezes < 31 && side % (int64_t{1} << squeezes) == 0; };
+  require_fields(halves(height) && halves(width), kOrigin, {halves(height) ? "width" : "height", "blocks", "squeeze"},
+                 "expected height and width divisible by 2 for each of the ", squeezes, " squeezes, got ", height, " x ", width,
+                 ". Crop or pad the images, or use fewer scales.");
+  require_fields(!split || blocks.size() == 1 || squeeze || channels % 2 == 0, kOrigin, {"channels", "split", "squeeze"},
+                 "expected an even number of channels to split, got ", channels, ". Turn squeeze on or split off.");
 }
 
 FlowOptions::Size FlowOptions::size() const {

@@ -15,13 +15,13 @@
 namespace invattn {
 
 void GuardOptions::validate() const {
-  require(target > 0 && target < 1, "GuardOptions", "expected a target between 0 and 1, got ", target, ".");
+  require_field(target > 0 && target < 1, "GuardOptions", "target", "expected a target between 0 and 1, got ", target, ".");
   require_range("GuardOptions", "weight", weight, 0.0, kLargestReal);
-  require(fraction > 0 && fraction <= 1, "GuardOptions", "expected a fraction in (0, 1], got ", fraction, ".");
+  require_field(fraction > 0 && fraction <= 1, "GuardOptions", "fraction", "expected a fraction in (0, 1], got ", fraction, ".");
   require_range("GuardOptions", "every", every, int64_t{1}, kMostSteps);
   require_range("GuardOptions", "iterations", iterations, int64_t{1}, kMostIterations);
   require_range("GuardOptions", "margin", margin, 1.0, kLargestReal);
-  measure.validate();
+  validate_field("measure", measure);
 }
 
 Guard::Guard(torch::nn::Module& network, const GuardOptions& options) : options_(options), network_(&network) {

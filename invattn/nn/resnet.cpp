@@ -136,16 +136,18 @@ class ResNetImpl::Bottleneck : public torch::nn::Module {
 };
 
 void ResNetOptions::validate() const {
-  require(width > 0, kOrigin, "expected a positive width, got ", width, ".");
+  require_field(width > 0, kOrigin, "width", "expected a positive width, got ", width, ".");
   require_range(kOrigin, "width", width, int64_t{1}, kMostChannels / 32);
-  require(blocks.size() == 4 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count > 0 && count <= kMostLayers; }),
-          kOrigin, "expected four positive numbers of blocks, each at most ", kMostLayers, ", got ", print_field(blocks), ".");
-  require(batch_norm_eps > 0 && batch_norm_eps <= 1, kOrigin, "expected a positive batch_norm_eps of at most 1, got ", batch_norm_eps, ".");
-  require(mean.size() == 3 && std::all_of(mean.begin(), mean.end(), [](double value) { return std::abs(value) <= kLargestReal; }), kOrigin,
-          "expected the means of three colours, got ", print_field(mean), ".");
-  require(deviation.size() == 3 &&
-              std::all_of(deviation.begin(), deviation.end(), [](double value) { return value > 0 && value <= kLargestReal; }),
-          kOrigin, "expected the positive deviations of three colours, got ", print_field(deviation), ".");
+  require_field(
+      blocks.size() == 4 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count > 0 && count <= kMostLayers; }),
+      kOrigin, "blocks", "expected four positive numbers of blocks, each at most ", kMostLayers, ", got ", print_field(blocks), ".");
+  require_field(batch_norm_eps > 0 && batch_norm_eps <= 1, kOrigin, "batch_norm_eps",
+                "expected a positive batch_norm_eps of at most 1, got ", batch_norm_eps, ".");
+  require_field(mean.size() == 3 && std::all_of(mean.begin(), mean.end(), [](double value) { return std::abs(value) <= kLargestReal; }),
+                kOrigin, "mean", "expected the means of three colours, got ", print_field(mean), ".");
+  require_field(deviation.size() == 3 &&
+                    std::all_of(deviation.begin(), deviation.end(), [](double value) { return value > 0 && value <= kLargestReal; }),
+                kOrigin, "deviation", "expected the positive deviations of three colours, got ", print_field(deviation), ".");
   require_range(kOrigin, "classes", classes, int64_t{0}, kMostChannels);
 }
 

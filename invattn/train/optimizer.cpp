@@ -63,14 +63,14 @@ at::Tensor averaging_share(const at::Tensor& steps, double decay) {
 }
 
 void OptimizerOptions::validate() const {
-  require(learning_rate > 0 && learning_rate <= kLargestRate, kOrigin, "expected a positive learning_rate of at most ", kLargestRate,
-          ", got ", learning_rate, ".");
+  require_field(learning_rate > 0 && learning_rate <= kLargestRate, kOrigin, "learning_rate",
+                "expected a positive learning_rate of at most ", kLargestRate, ", got ", learning_rate, ".");
   for (const auto& [name, value] : {std::pair{"beta1", beta1}, std::pair{"beta2", beta2}, std::pair{"average", average}}) {
-    require(value >= 0 && value < 1, kOrigin, "expected ", name, " in [0, 1), got ", value, ".");
+    require_field(value >= 0 && value < 1, kOrigin, name, "expected ", name, " in [0, 1), got ", value, ".");
   }
-  require(epsilon > 0 && epsilon <= 1, kOrigin, "expected a positive epsilon of at most 1, got ", epsilon, ".");
-  require(clip_norm >= 0 && clip_norm <= kLargestReal, kOrigin, "expected clip_norm to be positive and at most ", kLargestReal,
-          ", or 0 for none, got ", clip_norm, ".");
+  require_field(epsilon > 0 && epsilon <= 1, kOrigin, "epsilon", "expected a positive epsilon of at most 1, got ", epsilon, ".");
+  require_field(clip_norm >= 0 && clip_norm <= kLargestReal, kOrigin, "clip_norm", "expected clip_norm to be positive and at most ",
+                kLargestReal, ", or 0 for none, got ", clip_norm, ".");
 }
 
 Optimizer::Optimizer(const torch::nn::Module& network, const OptimizerOptions& options, AdamArithmetic arithmetic)

@@ -43,8 +43,8 @@ struct Guard {
     field("steps", self.steps, "how many");
   }
   void validate() const {
-    require(target > 0 && target < 1, "Guard", "expected a target between 0 and 1, got ", target, ".");
-    require(steps > 0, "Guard", "expected at least one step, got ", steps, ".");
+    require_field(target > 0 && target < 1, "Guard", "target", "expected a target between 0 and 1, got ", target, ".");
+    require_field(steps > 0, "Guard", "steps", "expected at least one step, got ", steps, ".");
   }
   bool operator==(const Guard&) const = default;
 };
@@ -106,11 +106,15 @@ struct Everything {
   }
   /// Looks across its parts, as a struct of structs may.
   void validate() const {
-    require(scale > guard.target / 10, "Everything", "expected a scale above a tenth of the target, got ", scale, " and ", guard.target,
-            ".");
-    require(channels < 100 || sizes.size() < 3, "Everything", "expected fewer than 100 channels or three sizes.");
-    for (const auto& variant : variants) require(variant.name != "bad", "Everything", "expected good variants, got a bad one.");
-    require(variants.size() < 5, "Everything", "expected fewer than 5 variants, got ", variants.size(), ".");
+    require_fields(scale > guard.target / 10, "Everything", {"scale", "guard.target"}, "expected a scale above a tenth of the target, got ",
+                   scale, " and ", guard.target, ".");
+    require_fields(channels < 100 || sizes.size() < 3, "Everything", {"channels", "sizes"},
+                   "expected fewer than 100 channels or three sizes.");
+    for (std::size_t i = 0; i < variants.size(); ++i) {
+      require_field(variants[i].name != "bad", "Everything", "variants[" + std::to_string(i) + "].name",
+                    "expected good variants, got a bad one.");
+    }
+    require_field(variants.size() < 5, "Everything", "variants", "expected fewer than 5 variants, got ", variants.size(), ".");
   }
   bool operator==(const Everything&) const = default;
 };

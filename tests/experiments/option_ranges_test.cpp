@@ -59,7 +59,7 @@ bool has_a_meaning(const std::string& name, double value) {
 
 template <class Options>
 void expect_every_number_is_checked(const Options& valid, const std::string& what) {
-  ASSERT_EQ(toml_detail::first_complaint(valid), "") << what;
+  ASSERT_FALSE(toml_detail::first_complaint(valid)) << what;
   Options options = valid;
   std::set<std::string> seen;
   for_each_number(options, "", [&](const std::string& name, auto& number) {
@@ -68,7 +68,7 @@ void expect_every_number_is_checked(const Options& valid, const std::string& wha
     for (const auto bad : hostile_numbers<std::remove_cvref_t<decltype(number)>>()) {
       number = bad;
       if (!has_a_meaning(name, static_cast<double>(bad)))
-        EXPECT_NE(toml_detail::first_complaint(options), "") << what << ": " << name << " = " << bad;
+        EXPECT_TRUE(toml_detail::first_complaint(options)) << what << ": " << name << " = " << bad;
     }
     number = before;
   });
