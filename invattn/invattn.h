@@ -20,7 +20,7 @@
 #include "invattn/nn/bijection.h"
 #include "invattn/nn/branch.h"
 #include "invattn/nn/convolution.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/grow.h"
 #include "invattn/nn/guard.h"

@@ -25,7 +25,7 @@
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/output_paths.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/ops/full_precision.h"
 #include "invattn/report/report.h"
 #include "invattn/train/interrupt.h"

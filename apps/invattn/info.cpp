@@ -17,7 +17,7 @@
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/archive.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 
 namespace invattn::tool {
 namespace {

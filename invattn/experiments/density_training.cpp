@@ -82,7 +82,7 @@ class Training : public TrainingTask {
                                     .steps = options.steps,
                                     .batch = share(),
                                     .report_every = options.report_every,
-                                    .look_every = options.evaluate_every,
+                                    .evaluate_every = options.evaluate_every,
                                     .save_seconds = 60 * options.save_minutes,
                                     .time_limit = run.time_limit,
                                     .capture = options.capture,
@@ -220,7 +220,7 @@ class Training : public TrainingTask {
   JudgedFlow judged() { return {*flow_, trainer_->optimizer(), statistics_images(), options_.batch}; }
 
   /// The held-out images and some samples, by the flow as it would be saved now.
-  void look() override {
+  void evaluate() override {
     const JudgedFlow now = judged();
     const DensityScore score = score_validation(std::min<int64_t>(options_.validation_images, 500));
     const DensityGap gap = record(score, /*last=*/false);

@@ -8,7 +8,7 @@
 
 #include "invattn/core/fields.h"
 #include "invattn/core/names.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/guard.h"
 #include "invattn/train/optimizer.h"
 

@@ -80,7 +80,7 @@ class Training : public TrainingTask {
                                     .steps = steps(),
                                     .batch = share(),
                                     .report_every = options_.report_every,
-                                    .look_every = options_.evaluate_every * per_epoch(),
+                                    .evaluate_every = options_.evaluate_every * per_epoch(),
                                     .save_seconds = 60 * options_.save_minutes,
                                     .time_limit = run.time_limit,
                                     .capture = options_.capture,
@@ -171,7 +171,7 @@ class Training : public TrainingTask {
   }
 
   /// The held-out images, by the averaged weights where there are such.
-  void look() override {
+  void evaluate() override {
     trainer_->optimizer().swap_average();
     const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation, {}, {}, world_);
     trainer_->optimizer().swap_average();

@@ -112,7 +112,7 @@ void AttentionOptions::validate() const {
   if (policy == Policy::kStrict) {
     if (is_distance(kind)) {
       check_fields({"normalization", "relative"}, [&] { require_distance_bound_exists(normalization, relative); });
-      require_field(outside == Outside::kReport, kOrigin, "outside",
+      require_field(outside == OutsideDomain::kReport, kOrigin, "outside",
                     "expected outside = report for the kind distance, whose strict bound holds for every x, got ", outside, ".");
     } else {
       check_fields({"phi", "normalization", "kind"}, [&] { require_bound_exists(map()); });
@@ -476,7 +476,7 @@ at::Tensor AttentionImpl::evaluate(const Maps& maps, const at::Tensor& x) const 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   RECORD_USER_SCOPE("attention");
   check(x, "Attention");
-  if (options_.outside == Outside::kThrow) outside_domain(x);
+  if (options_.outside == OutsideDomain::kThrow) outside_domain(x);
   return evaluate(maps(x.size(2) * x.size(3)), x);
 }
 
@@ -619,7 +619,7 @@ int64_t AttentionImpl::outside_domain(const at::Tensor& x) const {
   // What a solver's tolerance leaves at the border is not outside; NaN is.
   const auto largest = x.detach().abs().flatten(1).amax(1);
   const auto count = (largest <= options_.radius * (1 + 1e-5)).logical_not().sum().item<int64_t>();
-  require(count == 0 || options_.outside == Outside::kReport, "Attention", "expected entries of x within [", -options_.radius, ", ",
+  require(count == 0 || options_.outside == OutsideDomain::kReport, "Attention", "expected entries of x within [", -options_.radius, ", ",
           options_.radius, "], the domain of the strict bound, got ", count, " of ", x.size(0),
           " samples outside. Scale the input, raise `radius`, ", "or set outside = clip.");
   return count;

@@ -45,7 +45,7 @@ enum class Start {
 };
 
 /// What a strict branch does with inputs outside the domain of its bound.
-enum class Outside {
+enum class OutsideDomain {
   kReport,  ///< computes them all the same; inverse reports count them
   kThrow,   ///< refuses them
   kClip,    ///< uses g(clip(x)): the bound then holds everywhere, since clipping is a contraction
@@ -77,10 +77,10 @@ struct EnumNames<Start> {
 };
 
 template <>
-struct EnumNames<Outside> {
+struct EnumNames<OutsideDomain> {
   static constexpr std::string_view kWhat = "a way to treat inputs outside the domain";
-  static constexpr std::array<std::pair<Outside, std::string_view>, 3> kNames{
-      {{Outside::kReport, "report"}, {Outside::kThrow, "throw"}, {Outside::kClip, "clip"}}};
+  static constexpr std::array<std::pair<OutsideDomain, std::string_view>, 3> kNames{
+      {{OutsideDomain::kReport, "report"}, {OutsideDomain::kThrow, "throw"}, {OutsideDomain::kClip, "clip"}}};
 };
 
 struct AttentionOptions {
@@ -103,7 +103,7 @@ struct AttentionOptions {
   Policy policy = Policy::kGuarded;                       ///< how g is kept under constant 1
   double constant = 0.9;                                  ///< the constant that guarded and strict hold g under
   double radius = 1.0;                                    ///< strict: the bound is for entries of x within [-radius, radius]
-  Outside outside = Outside::kReport;                     ///< strict: what happens to other inputs
+  OutsideDomain outside = OutsideDomain::kReport;                     ///< strict: what happens to other inputs
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {
@@ -243,7 +243,7 @@ class AttentionImpl : public BranchImpl {
   AttentionBound bound(const Maps& maps, int64_t positions) const;
   at::Tensor attend(const Maps& maps, const at::Tensor& positions) const;
   at::Tensor evaluate(const Maps& maps, const at::Tensor& x) const;
-  bool clips() const { return options_.policy == Policy::kStrict && options_.outside == Outside::kClip; }
+  bool clips() const { return options_.policy == Policy::kStrict && options_.outside == OutsideDomain::kClip; }
   /// Whether what is proved holds for |entries of x| <= radius only.
   bool has_domain() const { return options_.policy == Policy::kStrict && options_.kind != AttentionKind::kDistance && !clips(); }
   at::Tensor clipped(const at::Tensor& positions) const;

@@ -51,7 +51,7 @@ AttentionOptions attention_options(const FlowOptions& options, int64_t channels)
   result.heads = options.attention_heads;
   if (result.policy == Policy::kStrict && result.kind != AttentionKind::kDistance) {  // a flow has to be invertible everywhere
     result.radius = options.attention_radius;
-    result.outside = Outside::kClip;
+    result.outside = OutsideDomain::kClip;
     result.start = Start::kUniform;  // blocks that all begin as contractions would leave little of x
   }
   return result;

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "invattn/ops/checkpoint.h"
+#include "invattn/ops/activation_checkpoint.h"
 #include "invattn/ops/saved_map.h"
 
 namespace invattn::reference {

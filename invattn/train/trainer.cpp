@@ -75,10 +75,10 @@ bool Trainer::run() {
       continue;
     }
     if (decision.report) report(decision.figures);
-    if (decision.look) {
+    if (decision.evaluate) {
       precision.reset();
       tick();
-      task_.look();
+      task_.evaluate();
       precision = task_.precision();
     }
     if (decision.save) save();
@@ -111,7 +111,7 @@ Trainer::Decision Trainer::decide() const {
     old = flags[2].item<double>() > 0;
   }
   Decision decision{.report = due(options_.report_every),
-                    .look = due(options_.look_every) && !last,
+                    .evaluate = due(options_.evaluate_every) && !last,
                     .interrupted = interrupted,
                     .out_of_time = late && !last};
   decision.save = last || late || interrupted || old || (options_.save_reports && decision.report);
@@ -130,25 +130,25 @@ void Trainer::take_step() {
   const StepKind kind = task_.prepare(position_.step, guard_.due(position_.step, options_.batch));
   if (trace_.due(position_.step - first_) && (kind.guarded || guard_.size() == 0)) {
     const auto timeline = trace_.run([&] {
-      work(kind);
+      compute_step(kind);
       figures_.sum().item();  // waits
     });
     progress_.keep("Timeline of a step in " + timeline.string());
   } else if (trace_.pending() || !options_.capture || !kind.capture) {
-    work(kind);
+    compute_step(kind);
   } else {
     auto& step = captured_[{kind.terms, kind.guarded}];
     if (!step) {
       const CapturedStep* other = nullptr;
       for (const auto& [key, known] : captured_) other = known ? known.get() : other;
       step = std::make_unique<CapturedStep>(
-          device_, [this, kind] { work(kind); }, other);
+          device_, [this, kind] { compute_step(kind); }, other);
     }
     (*step)();
   }
 }
 
-void Trainer::work(const StepKind& kind) {
+void Trainer::compute_step(const StepKind& kind) {
   const auto began = Progress::Clock::now();
   optimizer_.zero_grad();
   std::optional<BatchesOfAll> over_all;

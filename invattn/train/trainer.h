@@ -59,7 +59,7 @@ class TrainingTask {
   /// Records the figures and gives the text that is shown, in front of the time that is left.
   virtual std::string report(const TrainingFigures& figures) = 0;
   /// Judges the network as it is now.
-  virtual void look() {}
+  virtual void evaluate() {}
 
   /// What a checkpoint holds beside network, optimiser, guard, figures and position. What is missing or damaged is an Error(kData) of
   /// `origin`, the name of the file.
@@ -71,7 +71,7 @@ class TrainingTask {
   /// Writes the configuration into the run folder.
   virtual void keep_config() const {}
 
-  /// How steps compute on a GPU, for as long as it lives: not while the network is looked at.
+  /// How steps compute on a GPU, for as long as it lives: not while the network is evaluated.
   virtual std::unique_ptr<FastConvolutions> precision() const { return nullptr; }
 };
 
@@ -82,7 +82,7 @@ struct TrainerOptions {
   int64_t steps = 0;               ///< after which it is finished
   int64_t batch = 1;               ///< images of a step in this process
   int64_t report_every = 1;        ///< steps
-  int64_t look_every = 0;          ///< steps; 0: never. The end is not looked at: it is the experiment's
+  int64_t evaluate_every = 0;          ///< steps; 0: never. The end is not evaluated: it is the experiment's
   double save_seconds = 300;       ///< between two checkpoints; there is one at every stop and at the end
   double time_limit = 0;           ///< seconds of this process after which the training saves and stops; 0: none
   bool capture = true;             ///< steps on a GPU are launched as one where their kind allows it
@@ -98,7 +98,7 @@ struct TrainerOptions {
   std::string afresh = "Start the run afresh.";  ///< what to do about a checkpoint of another training, in its error
 };
 
-/// The loop of a training: steps, reports, looks, checkpoints; time limit, Ctrl-C, timeline. A training that was stopped goes on from the
+/// The loop of a training: steps, reports, evaluations, checkpoints; time limit, Ctrl-C, timeline. A training that was stopped goes on from the
 /// checkpoint in its folder to the same bits. A loss that is not finite takes it back to the last checkpoint with half the learning rate;
 /// after three such returns, and before the first checkpoint, it is an Error(kNotConverged).
 ///
@@ -141,7 +141,7 @@ class Trainer {
     at::Tensor figures{};   // on the CPU; where something is reported or saved
     bool back_off = false;  // in place of all others
     bool report = false;
-    bool look = false;
+    bool evaluate = false;
     bool save = false;
     bool interrupted = false;
     bool out_of_time = false;
@@ -151,7 +151,7 @@ class Trainer {
   /// A new run whose first step fails can be started once more.
   void forget_start() const;
   void take_step();
-  void work(const StepKind& kind);
+  void compute_step(const StepKind& kind);
   void average(at::Tensor& loss, at::Tensor& penalty);
   void check_together() const;
   std::string pace();

@@ -12,7 +12,7 @@
 #include "invattn/metrics/image_quality.h"
 #include "invattn/metrics/segmentation.h"
 #include "invattn/nn/archive.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/ops/kernels.h"
 #include "invattn/ops/linearization.h"
 #include "invattn/solver/solve.h"

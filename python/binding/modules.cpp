@@ -12,7 +12,7 @@
 #include "invattn/nn/archive.h"
 #include "invattn/nn/attention.h"
 #include "invattn/nn/convolution.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/residual.h"
 #include "invattn/nn/sequential.h"

@@ -9,7 +9,7 @@
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/attention.h"
 #include "invattn/nn/convolution.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/rebindable.h"
 #include "invattn/nn/residual.h"

@@ -7,7 +7,7 @@
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/attention.h"
 #include "invattn/nn/convolution.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/guard.h"
 #include "invattn/nn/squeeze.h"

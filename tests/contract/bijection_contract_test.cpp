@@ -61,7 +61,7 @@ std::vector<BijectionCase> attention_cases() {
     strict.heads = 4;
     add(word(kind_name) + "_strict_heads", strict, shape);
     if (kind == AttentionKind::kDistance) continue;  // whose bound holds everywhere
-    AttentionOptions clipped{.channels = 4, .kind = kind, .policy = Policy::kStrict, .outside = Outside::kClip};
+    AttentionOptions clipped{.channels = 4, .kind = kind, .policy = Policy::kStrict, .outside = OutsideDomain::kClip};
     add(word(kind_name) + "_clipped", clipped, shape);
   }
   for (const auto& [normalization, name] : EnumNames<Normalization>::kNames) {

@@ -23,7 +23,7 @@ using testing::points_of_box;
 using testing::random;
 using testing::randomize;
 
-AttentionOptions strict_options(const BoundCase& c, Outside outside = Outside::kReport, int64_t heads = 1) {
+AttentionOptions strict_options(const BoundCase& c, OutsideDomain outside = OutsideDomain::kReport, int64_t heads = 1) {
   return {.channels = 3,
           .kind = c.kind,
           .normalization = c.normalization,
@@ -61,7 +61,7 @@ class Strict : public ::testing::TestWithParam<BoundCase> {};
 
 TEST_P(Strict, HoldsItsConstantAtEveryNumberOfPositions) {
   for (const double scale : {0.1, 1.0, 10.0}) {
-    auto block = strict_block(strict_options(GetParam(), Outside::kReport, scale == 1 ? 3 : 1), scale, 3);
+    auto block = strict_block(strict_options(GetParam(), OutsideDomain::kReport, scale == 1 ? 3 : 1), scale, 3);
     for (const int64_t positions : {1, 2, 7}) {
       const auto x = points_of_box(2, 3, positions, 0.5, static_cast<uint64_t>(positions));
       EXPECT_LE(exact_constants(block->branch(), x).max().item<double>(), 0.8 * (1 + 1e-9)) << "scale " << scale << ", N = " << positions;
@@ -96,7 +96,7 @@ TEST_P(Strict, SinglePrecisionHoldsItToo) {
 
 TEST_P(Strict, WithClippingHoldsItOutsideTheDomainToo) {
   if (GetParam().kind == AttentionKind::kDistance) return;  // which knows no outside
-  auto block = strict_block(strict_options(GetParam(), Outside::kClip), 1.0, 3);
+  auto block = strict_block(strict_options(GetParam(), OutsideDomain::kClip), 1.0, 3);
   const auto x = points_of_box(3, 3, 6, 2.0, 1);  // most entries are outside [-0.5, 0.5]
   EXPECT_LE(exact_constants(block->branch(), x).max().item<double>(), 0.8 * (1 + 1e-9));
   const auto y = points_of_box(3, 3, 6, 5.0, 7);
@@ -120,7 +120,7 @@ TEST_P(Strict, ByDistancesHoldsItEverywhere) {
     }
     EXPECT_EQ(block->certificate().text(), "strict: constant of g at most 0.8, proved for every x");
   }
-  options.outside = Outside::kClip;
+  options.outside = OutsideDomain::kClip;
   EXPECT_THROW(Attention{options}, Error);
 }
 
@@ -151,7 +151,7 @@ TEST(StrictDomain, TheInverseSaysHowManySolutionsLieOutside) {
 }
 
 TEST(StrictDomain, ThrowRefusesInputsOutside) {
-  auto block = strict_block(strict_options(kDefault, Outside::kThrow), 1.0, 3);
+  auto block = strict_block(strict_options(kDefault, OutsideDomain::kThrow), 1.0, 3);
   auto x = points_of_box(1, 3, 4, 0.5, 1);
   EXPECT_NO_THROW(block->forward(x));
   x[2][1][0][1] = 0.6;
@@ -169,12 +169,12 @@ TEST(StrictDomain, NanIsNotInside) {
 }
 
 TEST(StrictDomain, ClippingLeavesNothingOutside) {
-  auto block = strict_block(strict_options(kDefault, Outside::kClip), 1.0, 3);
+  auto block = strict_block(strict_options(kDefault, OutsideDomain::kClip), 1.0, 3);
   EXPECT_EQ(block->branch().outside_domain(points_of_box(1, 3, 4, 9.0, 1)), 0);
 }
 
 TEST(StrictDomain, AnInverseAcrossTheBorderIsFoundWithClipping) {
-  auto block = strict_block(strict_options(kDefault, Outside::kClip), 2.0, 3);
+  auto block = strict_block(strict_options(kDefault, OutsideDomain::kClip), 2.0, 3);
   at::NoGradGuard no_grad;
   const auto x = points_of_box(2, 3, 6, 1.0, 1);
   const auto solution = block->inverse(block->forward(x), SolverOptions{});
@@ -189,7 +189,7 @@ TEST(StrictCertificate, SaysWhatIsProved) {
   EXPECT_EQ(proved.positions, 0);
   EXPECT_TRUE(proved.contraction());
   EXPECT_EQ(proved.text(), "strict: constant of g at most 0.8, proved for entries of x within [-0.5, 0.5]");
-  EXPECT_EQ(strict_block(strict_options(kDefault, Outside::kClip), 1.0, 3)->certificate().text(),
+  EXPECT_EQ(strict_block(strict_options(kDefault, OutsideDomain::kClip), 1.0, 3)->certificate().text(),
             "strict: constant of g at most 0.8, proved for every x");
 }
 

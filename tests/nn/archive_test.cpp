@@ -17,7 +17,7 @@
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/actnorm.h"
 #include "invattn/nn/convolution.h"
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 #include "invattn/nn/flow.h"
 #include "invattn/nn/residual.h"
 #include "invattn/nn/resnet.h"

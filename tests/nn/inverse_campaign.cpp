@@ -158,7 +158,7 @@ AttentionOptions Campaign::draw_attention(AttentionKind kind, Policy policy) {
   const auto balanced = Normalization::kBalanced;
   options.constant = pick({0.5, 0.9, 0.98});
   options.radius = pick({0.5, 1.0, 3.0});
-  options.outside = pick({Outside::kReport, Outside::kClip});
+  options.outside = pick({OutsideDomain::kReport, OutsideDomain::kClip});
   if (preset == AttentionPreset::kPublishedCode || draw(2) == 0) return options;
   options.normalization = pick({Normalization::kColumns, Normalization::kRows, Normalization::kAll, balanced});
   options.phi = pick({Response::kEluPlusOne, Response::kSoftplus, Response::kRelu});

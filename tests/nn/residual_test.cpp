@@ -145,13 +145,13 @@ TEST(StrictBlock, InputsOutsideTheDomainAreReported) {
   EXPECT_NE(report.full().find("outside the domain"), std::string::npos);
 
   auto throwing = options;
-  throwing.outside = Outside::kThrow;
+  throwing.outside = OutsideDomain::kThrow;
   InvertibleAttention refusing(throwing);
   EXPECT_THROW(refusing->forward(x), Error);
   EXPECT_NO_THROW(refusing->forward(x.clamp(-1, 1)));
 
   auto clipping = options;
-  clipping.outside = Outside::kClip;
+  clipping.outside = OutsideDomain::kClip;
   InvertibleAttention everywhere(clipping);
   const auto [back, whole] = everywhere->inverse(everywhere->forward(x));
   EXPECT_TRUE(whole.usable());

@@ -67,7 +67,7 @@ class Toy : public TrainingTask {
     return "step " + std::to_string(trainer->step());
   }
 
-  void look() override { note("look"); }
+  void evaluate() override { note("look"); }
   void add_to(Checkpoint& checkpoint) const override { checkpoint.tensors.emplace("total", total_); }
   void restore_from(const Checkpoint& checkpoint, int64_t /*step*/, const std::string& /*origin*/) override {
     total_.copy_(checkpoint.tensors.at("total"));
@@ -102,7 +102,7 @@ class TrainerTest : public FileTest {
             .resume = resume,
             .steps = 7,
             .report_every = 2,
-            .look_every = 3,
+            .evaluate_every = 3,
             .save_seconds = kNever,
             .advice = "Try less."};
   }

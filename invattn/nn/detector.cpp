@@ -1,4 +1,4 @@
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -1,4 +1,4 @@
-#include "invattn/nn/detection.h"
+#include "invattn/nn/detector.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "invattn/ops/checkpoint.h"
+#include "invattn/ops/activation_checkpoint.h"
 
 #include <gtest/gtest.h>
 

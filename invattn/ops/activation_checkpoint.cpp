@@ -1,4 +1,4 @@
-#include "invattn/ops/checkpoint.h"
+#include "invattn/ops/activation_checkpoint.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
