@@ -13,6 +13,7 @@
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
 #include "invattn/core/memory.h"
+#include "invattn/data/image_set.h"
 #include "invattn/experiments/reconstruction_cell.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
@@ -44,6 +45,14 @@ void require_room(const ReconstructionOptions& options) {
   const std::string size = " images of " + std::to_string(options.height) + " x " + std::to_string(options.width) + " pixels";
   require_memory(images * numbers, kOrigin, number_text("%.0f", images) + size);
   require_memory(4 * sizeof(float) * together * numbers, kOrigin, "a batch of " + number_text("%.0f", together) + size);
+}
+
+/// What the second data set lacks is said before a network is trained on the first; what the first lacks its own cell says.
+void require_data(const ReconstructionOptions& options) {
+  for (const std::string& data : options.data) {
+    if (data == options.data.front() || parse_data_source(data, kOrigin).set == DataSet::kSynthetic) continue;
+    for (const Split split : {Split::kTrain, Split::kTest}) reconstruction_images(options, data, split, options.seeds.front());
+  }
 }
 
 std::string summary(const ReconstructionCell& cell, const json& row) {
@@ -191,6 +200,7 @@ class RunFolder {
 ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, const RunSettings& settings) {
   options.validate();
   require_room(options);
+  if (!settings.resume) require_data(options);
   RunFolder folder(options, settings);
   const std::vector<ReconstructionCell> cells = cells_of(options);
   const auto skipped = static_cast<double>(folder.rows().size());

@@ -163,8 +163,8 @@ class CellRun : public TrainingTask {
         device_(device),
         folder_(std::move(folder)),
         source_((observe(0, "reading images"), parse_data_source(cell.data, "reconstruct"))),
-        train_(load(Split::kTrain, options.train_images), cell.seed, "train", device),
-        test_(load(Split::kTest, options.test_images), cell.seed, "test", device),
+        train_(reconstruction_images(options, cell.data, Split::kTrain, cell.seed), cell.seed, "train", device),
+        test_(reconstruction_images(options, cell.data, Split::kTest, cell.seed), cell.seed, "test", device),
         target_(at::randn({1, kChannels, options.height / 2, options.width / 2}, generator_of(cell.seed, "target")).to(device)),
         attention_(cell.variant.attention(cell.kind, kChannels)) {}
 
@@ -180,15 +180,6 @@ class CellRun : public TrainingTask {
   }
 
  private:
-  at::Tensor load(Split split, int64_t count) const {
-    const std::string stream = split == Split::kTrain ? "train images" : "test images";
-    return load_images(source_, {.split = split,
-                                 .count = count,
-                                 .height = options_.height,
-                                 .width = options_.width,
-                                 .seed = derive_seed(static_cast<std::uint64_t>(cell_.seed), stream)});
-  }
-
   void observe(double fraction, const std::string& doing) const {
     if (observer_.progress) observer_.progress(fraction, doing);
   }
@@ -494,6 +485,16 @@ class CellRun : public TrainingTask {
 };
 
 }  // namespace
+
+at::Tensor reconstruction_images(const ReconstructionOptions& options, const std::string& data, Split split, int64_t seed) {
+  const bool train = split == Split::kTrain;
+  return load_images(parse_data_source(data, "reconstruct"),
+                     {.split = split,
+                      .count = train ? options.train_images : options.test_images,
+                      .height = options.height,
+                      .width = options.width,
+                      .seed = derive_seed(static_cast<std::uint64_t>(seed), train ? "train images" : "test images")});
+}
 
 void run_cell(const ReconstructionCell& cell, const ReconstructionOptions& options, at::Device device, const std::filesystem::path& folder,
               const CellObserver& observer) {

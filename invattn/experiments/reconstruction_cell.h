@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "invattn/data/image_set.h"
 #include "invattn/experiments/reconstruction_options.h"
 
 namespace invattn {
@@ -24,6 +25,9 @@ struct CellObserver {
   std::function<void(double fraction, const std::string& doing)> progress;  ///< fraction of the training that is done
   std::function<void(const EpochReport&)> epoch;
 };
+
+/// The images of a split that the cells of this data set and seed are of.
+at::Tensor reconstruction_images(const ReconstructionOptions& options, const std::string& data, Split split, int64_t seed);
 
 /// Trains the cell's network, measures it and inverts the test images. Leaves in `folder`
 ///

@@ -51,7 +51,7 @@ bool Trainer::run() {
   const auto keep_config = [this] { options_.world.first([this] { task_.keep_config(); }); };
   if (!options_.resume) keep_config();
   if (options_.metrics) options_.world.first([this] { trim_metrics(options_.folder, position_.step, options_.name); });
-  start_ = saved_ = reported_ = Progress::Clock::now();
+  start_ = saved_ = reported_ = Progress::Clock::now();  // anew: one that was stopped may go on by another run()
   busy_ = 0;
   busy_from_ = position_.step;
   seconds_before_ = position_.seconds;

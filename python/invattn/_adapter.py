@@ -172,5 +172,15 @@ class Adapter:
         return {**state, "last_report": None}
 
 
+class ModuleAdapter(Adapter):
+    """An adapter whose other base is a torch.nn.Module."""
+
+    def extra_repr(self) -> str:
+        return self._settings()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._state(self.__dict__)
+
+
 def _origin(adapter: Adapter) -> str:
     return f"{type(adapter).__module__}.{type(adapter).__name__}"

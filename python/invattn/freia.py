@@ -13,19 +13,18 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from invattn import Bijection, UsageError
-from invattn._adapter import Adapter, Estimator, Solver, other_library
+from invattn._adapter import Estimator, ModuleAdapter, Solver, other_library
 
 __all__ = ["InvertibleModule"]
 
 _modules = other_library("FrEIA", "FrEIA.modules", extra="freia", needs="InvertibleModule")
 
 
-class InvertibleModule(Adapter, _modules.InvertibleModule):
+class InvertibleModule(ModuleAdapter, _modules.InvertibleModule):
     """A bijection of invattn as a FrEIA.modules.InvertibleModule, for SequenceINN.append and for a Node of a GraphINN.
 
     Args:
@@ -78,9 +77,3 @@ class InvertibleModule(Adapter, _modules.InvertibleModule):
         if len(input_dims) != 1:
             raise UsageError(f"[invattn.freia.InvertibleModule] expected one input, got {len(input_dims)}: {input_dims}.")
         return [tuple(input_dims[0])] if self.shape is not None else [self._shape_through(input_dims[0], undo=self.reverse)]
-
-    def extra_repr(self) -> str:
-        return self._settings()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self._state(self.__dict__)

@@ -14,19 +14,18 @@ torch.Size([8, 3, 4, 4])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from invattn import Bijection
-from invattn._adapter import Adapter, Estimator, Solver, other_library
+from invattn._adapter import Estimator, ModuleAdapter, Solver, other_library
 
 __all__ = ["Transform"]
 
 _transforms = other_library("nflows", "nflows.transforms", extra="nflows", needs="Transform")
 
 
-class Transform(Adapter, _transforms.Transform):
+class Transform(ModuleAdapter, _transforms.Transform):
     """A bijection of invattn as a nflows.transforms.Transform.
 
     Args:
@@ -69,9 +68,3 @@ class Transform(Adapter, _transforms.Transform):
         """The opposite direction, and log|det| of its derivative."""
         self._refuse_context(context, self.ignore_context)
         return self._run(inputs, undo=not self.reverse)
-
-    def extra_repr(self) -> str:
-        return self._settings()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self._state(self.__dict__)

@@ -15,19 +15,18 @@ torch.Size([8, 3, 4, 4])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from invattn import Bijection
-from invattn._adapter import Adapter, Estimator, Solver, other_library
+from invattn._adapter import Estimator, ModuleAdapter, Solver, other_library
 
 __all__ = ["Flow"]
 
 _flows = other_library("normflows", "normflows.flows", extra="normflows", needs="Flow")
 
 
-class Flow(Adapter, _flows.Flow):
+class Flow(ModuleAdapter, _flows.Flow):
     """A bijection of invattn as a normflows.flows.Flow.
 
     Args:
@@ -71,9 +70,3 @@ class Flow(Adapter, _flows.Flow):
         """The opposite direction, and log|det| of its derivative."""
         self._refuse_context(context, self.ignore_context)
         return self._run(z, undo=not self.reverse)
-
-    def extra_repr(self) -> str:
-        return self._settings()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self._state(self.__dict__)

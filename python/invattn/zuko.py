@@ -19,12 +19,11 @@ torch.Size([8, 12])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from invattn import Bijection
-from invattn._adapter import Adapter, Estimator, Solver, other_library
+from invattn._adapter import Estimator, ModuleAdapter, Solver, other_library
 from invattn.distributions import Transform
 
 __all__ = ["LazyTransform"]
@@ -32,7 +31,7 @@ __all__ = ["LazyTransform"]
 _lazy = other_library("zuko", "zuko.lazy", extra="zuko", needs="LazyTransform")
 
 
-class LazyTransform(Adapter, _lazy.LazyTransform):
+class LazyTransform(ModuleAdapter, _lazy.LazyTransform):
     """A bijection of invattn as a zuko.lazy.LazyTransform: a module that gives an invattn.distributions.Transform.
 
     Args:
@@ -67,9 +66,3 @@ class LazyTransform(Adapter, _lazy.LazyTransform):
     def forward(self, c: Tensor | None = None) -> Transform:
         self._refuse_context(c, self.ignore_context)
         return Transform(self.block, reverse=self.reverse, shape=self.shape, estimator=self.estimator, solver=self.solver)
-
-    def extra_repr(self) -> str:
-        return self._settings()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self._state(self.__dict__)

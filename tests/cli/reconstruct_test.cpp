@@ -234,6 +234,15 @@ TEST_F(Reconstruct, MissingDataIsNamedAndHasItsOwnExitCode) {
   expect_contains(result.err, "no/such/folder");
 }
 
+TEST_F(Reconstruct, MissingDataOfALaterSetIsNamedBeforeAnythingIsTrained) {
+  auto arguments = small("run", {"--set", "height=32", "--set", "width=32"});
+  arguments.insert(std::find(arguments.begin(), arguments.end(), "synthetic") + 1, "cifar10:no/such/folder");
+  const ToolResult result = run(arguments);
+  EXPECT_EQ(result.exit_code, 4) << result.err;
+  expect_contains(result.err, "no/such/folder");
+  EXPECT_FALSE(std::filesystem::exists(folder / "run")) << "so that the command can be given again, corrected";
+}
+
 TEST_F(Reconstruct, WrongUsageIsExplainedBeforeAnythingIsWritten) {
   struct Case {
     std::vector<std::string> words;
