@@ -7,6 +7,7 @@
 
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
+#include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 #include "invattn/report/density_figures.h"
 #include "invattn/report/density_page.h"
@@ -96,14 +97,16 @@ void name_apart(std::vector<Run>& runs) {
   }
 }
 
+/// Of a comparison that has no results of its own: says what the page and its pictures are of.
+constexpr const char* kComparison = "comparison.json";
+
 /// Whether what lies there has been written by an earlier comparison.
 bool is_comparison(const std::filesystem::path& folder, Experiment experiment) {
   try {
     if (experiment == Experiment::kDensityStudy) return read_results(folder).experiment == experiment;
-    const std::string page = read_text(folder / "report.html");
-    return !std::filesystem::exists(folder / "study.json") &&
-           page.find("<meta name=\"generator\" content=\"invattn\">") != std::string::npos &&
-           page.find(kDetectionTitle) != std::string::npos;
+    const auto written = parse_json(read_text(folder / kComparison), kOrigin);
+    return !std::filesystem::exists(folder / "study.json") && written.is_object() && written.contains("experiment") &&
+           written["experiment"] == to_string(experiment);
   } catch (const Error&) {
     return false;
   }
@@ -147,7 +150,7 @@ void require_place_for_comparison(const std::filesystem::path& folder, Experimen
             "). Name another one by --out.");
   }
   if (is_comparison(folder, experiment)) return;
-  for (const char* name : {"study.json", "report.html", "tables", "figures"}) {
+  for (const char* name : {"study.json", kComparison, "report.html", "tables", "figures"}) {
     const bool is_empty_folder = std::filesystem::is_directory(folder / name) && std::filesystem::is_empty(folder / name);
     require(!is_there(name) || is_empty_folder, origin, "expected a folder for a comparison, got '", printable_path(folder), "', where '",
             name, "' is of something else and would be overwritten. Name another one by --out.");
@@ -156,7 +159,11 @@ void require_place_for_comparison(const std::filesystem::path& folder, Experimen
 
 ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out) {
   require_place_for_comparison(out, Experiment::kDetection, "detect compare");
-  return write(detection_report(find_detection_runs(runs)), out);
+  const Report report = detection_report(find_detection_runs(runs));
+  const nlohmann::ordered_json comparison = {{"experiment", to_string(Experiment::kDetection)}};
+  make_folder(out, kOrigin);
+  write_file_atomically(out / kComparison, json_text(comparison, 1) + "\n", kOrigin);  // first: what is half written is known, too
+  return write(report, out);
 }
 
 void write_joint_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& html) {

@@ -302,7 +302,7 @@ TEST_F(Faults, NoCommandWritesOverItsInputNorTwiceIntoOneName) {
   }
   EXPECT_EQ(run({"report", "run", "--out", "run/report.html"}).exit_code, 0);
   expect_refused({"detect", "compare", "run", "--out", "run"}, 2, "holds a run");
-  for (const char* name : {"report.html", "tables/mine.md", "figures/mine.png", "study.json"}) {
+  for (const char* name : {"report.html", "tables/mine.md", "figures/mine.png", "study.json", "comparison.json"}) {
     const auto path = folder / "others" / name;
     std::filesystem::create_directories(path.parent_path());
     write_plainly(path, "mine");
@@ -312,6 +312,8 @@ TEST_F(Faults, NoCommandWritesOverItsInputNorTwiceIntoOneName) {
   }
   for (int i = 0; i < 2; ++i) EXPECT_EQ(run({"detect", "compare", "run", "--out", "page"}).exit_code, 0) << "over its own";
   expect_refused({"density", "compare", "run", "--out", "page", "--device", "cpu"}, 2, "of something else");
+  std::filesystem::remove(folder / "page/comparison.json");
+  expect_refused({"detect", "compare", "run", "--out", "page"}, 2, "of something else");
   expect_refused({"density", "compare", "run", "--out", "run", "--device", "cpu"}, 2, "holds a run");
 
   std::filesystem::create_directory(folder / "mine");
