@@ -1,13 +1,16 @@
 #include "invattn/train/interrupt.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace invattn {
 namespace {
 
-volatile std::sig_atomic_t stop_requested = 0;
+// Any thread may get the signal while others ask: an atomic. One without locks is what a signal handler may write.
+std::atomic<bool> stop_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 
-extern "C" void request_stop(int /*signal*/) { stop_requested = 1; }
+extern "C" void request_stop(int /*signal*/) { stop_requested = true; }
 
 void handle(void (*handler)(int)) {
   struct sigaction action {};
@@ -20,15 +23,15 @@ void handle(void (*handler)(int)) {
 }  // namespace
 
 InterruptWatch::InterruptWatch() {
-  stop_requested = 0;
+  stop_requested = false;
   handle(request_stop);
 }
 
 InterruptWatch::~InterruptWatch() {
   handle(SIG_DFL);
-  stop_requested = 0;
+  stop_requested = false;
 }
 
-bool InterruptWatch::requested() { return stop_requested != 0; }
+bool InterruptWatch::requested() { return stop_requested; }
 
 }  // namespace invattn

@@ -6,7 +6,7 @@
 namespace invattn {
 
 /// One line about work that takes a while, on standard error: redrawn on a terminal, elsewhere shown at once and then every half minute.
-/// Standard output stays free for results. Nothing in a text can steer the terminal.
+/// Standard output stays free for results. Nothing in a text can steer the terminal. For one thread.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;

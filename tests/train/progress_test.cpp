@@ -1,11 +1,8 @@
 #include "invattn/train/progress.h"
 
-#include <csignal>
 #include <string>
 
 #include <gtest/gtest.h>
-
-#include "invattn/train/interrupt.h"
 
 namespace invattn::test {
 namespace {
@@ -31,28 +28,6 @@ TEST(ProgressTest, ShowsTheFirstAtOnceAndDoesNotRedrawWhereThereIsNoTerminal) {
   for (int i = 0; i < 100; ++i) progress.show("step " + std::to_string(i));
   progress.keep("done");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "step 0\ndone\n");
-}
-
-TEST(Interrupt, TheFirstSignalAsksAndIsForgottenWithTheWatch) {
-  {
-    const InterruptWatch watch;
-    EXPECT_FALSE(InterruptWatch::requested());
-    EXPECT_NO_THROW(InterruptWatch::check());
-    std::raise(SIGINT);
-    EXPECT_TRUE(InterruptWatch::requested());
-    EXPECT_THROW(InterruptWatch::check(), Interrupted);
-  }
-  EXPECT_FALSE(InterruptWatch::requested());
-}
-
-TEST(InterruptDeathTest, TheSecondSignalEndsTheProgram) {
-  EXPECT_EXIT(
-      {
-        const InterruptWatch watch;
-        std::raise(SIGINT);
-        std::raise(SIGINT);
-      },
-      testing::KilledBySignal(SIGINT), "");
 }
 
 }  // namespace
