@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "invattn/core/error.h"
+#include "invattn/core/field_error.h"
 #include "invattn/core/names.h"
 
 /// A struct of options with a field of every type, for the fuzz targets that read one.
@@ -26,7 +26,7 @@ struct Part {
     field("name", self.name, "");
   }
 
-  void validate() const { require(size > 0, "part", "expected a positive size, got ", size, "."); }
+  void validate() const { require_field(size > 0, "part", "size", "expected a positive size, got ", size, "."); }
 };
 
 /// A field of every type.
