@@ -21,6 +21,8 @@ at::Tensor random_like(const at::Tensor& x, int64_t seed) {
   return at::randn(x.sizes(), generator, at::TensorOptions().dtype(at::kDouble)).to(x.options());
 }
 
+constexpr double kRoundings = 64;  // so many of them may have met in a vector
+
 /// vectors (B, d) less their part in the space of basis (B, d, k); twice, because once leaves rounding behind.
 at::Tensor without(const at::Tensor& basis, at::Tensor vectors) {
   for (int pass = 0; pass < 2; ++pass) {
@@ -30,9 +32,12 @@ at::Tensor without(const at::Tensor& basis, at::Tensor vectors) {
   return vectors;
 }
 
-/// vectors / norms, and zero where there is nothing left but rounding.
-at::Tensor normalised(const at::Tensor& vectors, const at::Tensor& norms) {
-  const auto empty = norms <= std::numeric_limits<float>::min();
+/// vectors / norms, and zero where there is nothing left but rounding, of numbers of the size of `scale`. A direction made of rounding would
+/// not stand at right angles to the others, and what goes on from there is no part of J: so it is with a sample of low rank, such as a short
+/// sequence in a padded batch, while others are not done yet.
+at::Tensor normalised(const at::Tensor& vectors, const at::Tensor& norms, const at::Tensor& scale) {
+  const double epsilon = norms.scalar_type() == at::kFloat ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
+  const auto empty = norms <= (scale * (kRoundings * epsilon)).clamp_min(std::numeric_limits<float>::min());
   return (vectors / norms.masked_fill(empty, 1)).masked_fill(empty, 0);
 }
 
@@ -95,11 +100,13 @@ LocalConstants local_constants(const Linearization& linearization, const at::Ten
   while (!result.converged && result.iterations < limit) {
     const auto k = result.iterations++;
     auto pushed = linearization.jvp(right.select(2, k).reshape(x.sizes()).contiguous()).flatten(1);
+    auto scale =
+        at::maximum(at::linalg_vector_norm(pushed, 2, at::IntArrayRef{1}, true), result.constants.unsqueeze(1).to(pushed.options()));
     if (left.defined()) pushed = without(left, pushed);
     const auto alpha = at::linalg_vector_norm(pushed, 2, at::IntArrayRef{1}, true);
     require(alpha.isfinite().all().item<bool>(), "local_constants",
             "expected finite derivatives, got NaN or infinity in a Jacobian product. Check the input and the weights for NaN.");
-    const auto direction = normalised(pushed, alpha);
+    const auto direction = normalised(pushed, alpha, scale);
     left = left.defined() ? at::cat({left, direction.unsqueeze(2)}, 2) : direction.unsqueeze(2);
     bidiagonal.select(1, k).select(1, k).copy_(alpha.squeeze(1));
 
@@ -115,7 +122,8 @@ LocalConstants local_constants(const Linearization& linearization, const at::Ten
     auto pulled = without(right, linearization.vjp(direction.reshape(x.sizes())).flatten(1));
     const auto beta = at::linalg_vector_norm(pulled, 2, at::IntArrayRef{1}, true);
     bidiagonal.select(1, k).select(1, k + 1).copy_(beta.squeeze(1));
-    right = at::cat({right, normalised(pulled, beta).unsqueeze(2)}, 2);
+    scale = at::maximum(scale, result.constants.unsqueeze(1).to(pushed.options()));
+    right = at::cat({right, normalised(pulled, beta, scale).unsqueeze(2)}, 2);
   }
   return result;
 }

@@ -4,10 +4,31 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "invattn/core/error.h"
 #include "invattn/lipschitz/local_constant.h"
 
 namespace invattn {
+namespace {
+
+/// New vectors like those of x. From a generator of its own, so that the guard does not shift the random numbers of the training; made anew, so
+/// that there is no state of it to remember.
+at::Tensor fresh_vectors(int64_t count, const at::Tensor& x, int64_t known) {
+  auto shape = x.sizes().vec();
+  shape[0] = count;
+  auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(known));
+  return unit_samples(at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(x.options()));
+}
+
+/// Of sequences (B, N, C) that are now padded to another N: what is left of each vector, and zeros, which the next products fill.
+at::Tensor of_other_length(const at::Tensor& vectors, const at::Tensor& x) {
+  const auto left = std::min(vectors.size(1), x.size(1));
+  const auto moved = at::constant_pad_nd(vectors.narrow(1, 0, left), {0, 0, 0, x.size(1) - left});
+  return at::where(sample_norms(moved) > 0, unit_samples(moved), fresh_vectors(vectors.size(0), x, 0));
+}
+
+}  // namespace
 
 LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations) : target_(target), iterations_(iterations) {
   require(target > 0 && target < 1, "LocalConstantPenalty", "expected a target between 0 and 1, got ", target, ".");
@@ -15,16 +36,13 @@ LocalConstantPenalty::LocalConstantPenalty(double target, int64_t iterations) : 
 }
 
 at::Tensor LocalConstantPenalty::vectors_at(const at::Tensor& places, int64_t count, const at::Tensor& x) {
+  const bool is_sequence = vectors_.defined() && vectors_.dim() == 3 && x.dim() == 3 && vectors_.size(2) == x.size(2);
+  if (is_sequence && vectors_.size(1) != x.size(1) && vectors_.options().type_equal(x.options())) vectors_ = of_other_length(vectors_, x);
   const bool fits = vectors_.defined() && vectors_.sizes().slice(1) == x.sizes().slice(1) && vectors_.options().type_equal(x.options());
   if (!fits) vectors_ = at::Tensor();
   const auto known = fits ? vectors_.size(0) : 0;
   if (count > known) {
-    auto shape = x.sizes().vec();
-    shape[0] = count - known;
-    // A generator of its own, so that the guard does not shift the random numbers of the training; made anew, so that there is no state
-    // of it to remember.
-    auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(known));
-    const auto fresh = unit_samples(at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(x.options()));
+    const auto fresh = fresh_vectors(count - known, x, known);
     vectors_ = fits ? at::cat({vectors_, fresh}) : fresh;
   }
   return vectors_.index_select(0, places);

@@ -24,6 +24,23 @@ std::pair<at::Tensor, at::Tensor> standardising(const at::Tensor& x) {
   return {-mean, -deviation.clamp_min(1e-6).log()};
 }
 
+/// What is behind the channels of images (B, C, H, W) and sequences (B, N, C): as images.
+at::Tensor as_images(const at::Tensor& x) { return x.dim() == 3 ? x.transpose(1, 2).unsqueeze(3) : x; }
+at::Tensor as_before(const at::Tensor& images, const at::Tensor& x) { return x.dim() == 3 ? images.squeeze(3).transpose(1, 2) : images; }
+
+/// The real positions alone, as one sequence. Of what padding holds, NaN perhaps, nothing gets into a value or a gradient.
+class RealPart {
+ public:
+  explicit RealPart(const at::Tensor& mask, const at::Tensor& x) : x_(x), places_(mask.to(x.device()).flatten().nonzero().squeeze(1)) {}
+  at::Tensor sequence() const { return x_.flatten(0, 1).index_select(0, places_).unsqueeze(0); }  // (1, R, C)
+  at::Tensor with(const at::Tensor& sequence) const {
+    return x_.flatten(0, 1).index_copy(0, places_, sequence.squeeze(0)).view(x_.sizes());
+  }
+
+ private:
+  at::Tensor x_, places_;
+};
+
 }  // namespace
 
 ActNormImpl::ActNormImpl(ActNormOptions options) : options_(options) {
@@ -39,17 +56,31 @@ ActNormImpl::ActNormImpl(ActNormOptions options) : options_(options) {
   started_ = register_buffer("started", new_weights({}).zero_());
 }
 
-void ActNormImpl::check(const at::Tensor& x) const {
-  require_images(x, "ActNorm");
-  require(x.size(1) == options_.channels, "ActNorm", "expected ", options_.channels, " channels, got ", x.size(1), ".");
+void ActNormImpl::check(const at::Tensor& x, const Given& given) const {
+  require_samples(x, "ActNorm");
+  given.check(x, "ActNorm");
+  require(x.dim() == 3 || x.dim() == 4, "ActNorm", "expected images (B, C, H, W) or sequences (B, N, C), got shape ", x.sizes(), ".");
+  const auto channels = x.size(x.dim() == 3 ? 2 : 1);
+  require(channels == options_.channels, "ActNorm", "expected ", options_.channels, " channels, got ", channels, " in ", x.sizes(), ".");
   require(x.scalar_type() == shift_.scalar_type(), "ActNorm", "expected the type of the weights, ", shift_.scalar_type(), ", got ",
           x.scalar_type(), ".");
 }
 
-at::Tensor ActNormImpl::forward(const at::Tensor& x) { return pass(x).y; }
+at::Tensor ActNormImpl::forward(const at::Tensor& x, const Given& given) { return pass(x, given).y; }
 
-ChannelAffine ActNormImpl::pass(const at::Tensor& x) {
-  check(x);
+ChannelAffine ActNormImpl::pass(const at::Tensor& x, const Given& given) {
+  check(x, given);
+  if (!given.mask.defined()) {
+    auto [y, log_det] = pass_images(as_images(x));
+    return {as_before(y, x), log_det};
+  }
+  const RealPart real(given.mask, x);
+  const auto sequence = real.sequence();
+  const auto y = sequence.numel() > 0 ? real.with(as_before(pass_images(as_images(sequence)).y, sequence)) : x;
+  return {y, log_scale_.sum() * given.mask.sum(1).to(log_scale_.options())};
+}
+
+ChannelAffine ActNormImpl::pass_images(const at::Tensor& x) {
   if (is_training() && x.numel() > 0) {
     const bool first = !seen_ && start(x);
     if (!first && options_.follow > 0 && !recomputing()) follow(x);
@@ -72,7 +103,7 @@ bool ActNormImpl::start(const at::Tensor& x) {
 void ActNormImpl::settle(const std::vector<at::Tensor>& batches) {
   int64_t images = 0;
   for (const auto& x : batches) {
-    check(x);
+    check(x, {});
     images += x.numel() > 0 ? x.size(0) : 0;
   }
   require(images > 0, "ActNorm", "expected images to measure, got none.");
@@ -80,7 +111,7 @@ void ActNormImpl::settle(const std::vector<at::Tensor>& batches) {
   auto log_scale = at::zeros_like(log_scale_);
   for (const auto& x : batches) {
     if (x.numel() == 0) continue;
-    const auto of_batch = standardising(x);
+    const auto of_batch = standardising(as_images(x));
     const double share = static_cast<double>(x.size(0)) / static_cast<double>(images);
     shift.add_(of_batch.first, share);
     log_scale.add_(of_batch.second, share);
@@ -102,15 +133,21 @@ void ActNormImpl::follow(const at::Tensor& x) {
   log_scale_.lerp_(log_scale, 1 - options_.follow);
 }
 
-std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  auto [y, log_det] = pass(x);
+std::pair<at::Tensor, LogDet> ActNormImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given) {
+  auto [y, log_det] = pass(x, given);
   return {y, exact_log_det(log_det, options)};
 }
 
-Solution ActNormImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {
-  check(y);
-  const auto per_channel = [](const at::Tensor& values) { return values.view({1, -1, 1, 1}); };
-  return {y * per_channel((-log_scale_).exp()) - per_channel(shift_), InverseReport::exact(y.size(0), "actnorm")};
+Solution ActNormImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/, const Given& given) {
+  check(y, given);
+  const auto undo = [this](const at::Tensor& some) {
+    const auto per_channel = [&some](const at::Tensor& values) { return some.dim() == 3 ? values : values.view({1, -1, 1, 1}); };
+    return some * per_channel((-log_scale_).exp()) - per_channel(shift_);
+  };
+  const auto report = InverseReport::exact(y.size(0), "actnorm");
+  if (!given.mask.defined()) return {undo(y), report};
+  const RealPart real(given.mask, y);
+  return {real.with(undo(real.sequence())), report};
 }
 
 std::string ActNormImpl::describe() const { return nlohmann::json{{"type", "actnorm"}, {"options", fields_to_json(options_)}}.dump(); }

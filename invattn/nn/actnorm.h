@@ -22,19 +22,20 @@ struct ActNormOptions {
   }
 };
 
-/// y = (x + shift) exp(log_scale), per channel. The first batch in training mode sets both so that y has mean 0 and variance 1. Then they
-/// are weights like others; or, with `follow`, every batch in training mode moves them a little towards what would make it so, and no
-/// gradient does: what lies behind is given numbers of the same size however the layers before it change. They are then statistics of the
-/// weights that were trained: other weights, such as an average of them, need others (change_weights in train/judged_flow.h).
+/// y = (x + shift) exp(log_scale), per channel of images (B, C, H, W) or sequences (B, N, C), of which padding neither counts nor changes.
+/// The first batch in training mode sets both so that y has mean 0 and variance 1. Then they are weights like others; or, with `follow`,
+/// every batch in training mode moves them a little towards what would make it so, and no gradient does: what lies behind is given numbers
+/// of the same size however the layers before it change. They are then statistics of the weights that were trained: other weights, such as
+/// an average of them, need others (change_weights in train/judged_flow.h).
 class ActNormImpl : public BijectionImpl {
  public:
   explicit ActNormImpl(ActNormOptions options);
 
   using BijectionImpl::forward_log_det;
   using BijectionImpl::inverse;
-  at::Tensor forward(const at::Tensor& x) override;
-  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
-  Solution inverse(const at::Tensor& y, const SolverOptions& options) override;
+  at::Tensor forward(const at::Tensor& x, const Given& given = {}) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given = {}) override;
+  Solution inverse(const at::Tensor& y, const SolverOptions& options, const Given& given = {}) override;
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
 
@@ -49,8 +50,9 @@ class ActNormImpl : public BijectionImpl {
   void rebound(const std::string& name, const at::Tensor& tensor) override { (name == "shift" ? shift_ : log_scale_) = tensor; }
 
  private:
-  void check(const at::Tensor& x) const;
-  ChannelAffine pass(const at::Tensor& x);
+  void check(const at::Tensor& x, const Given& given) const;
+  ChannelAffine pass(const at::Tensor& x, const Given& given);
+  ChannelAffine pass_images(const at::Tensor& x);
   bool start(const at::Tensor& x);  // false where it was started in another process
   void set(const at::Tensor& shift, const at::Tensor& log_scale);
   void follow(const at::Tensor& x);

@@ -47,6 +47,16 @@ int64_t head_width(const AttentionOptions& options) {
 
 DistanceMap distance_map(const AttentionOptions& options) { return {options.normalization, options.mass, options.relative}; }
 
+int64_t position_count(const at::Tensor& x) { return x.dim() == 3 ? x.size(1) : x.size(2) * x.size(3); }
+
+/// (B, C, H, W) or (B, N, C) -> (B, C, N)
+at::Tensor positions_of(const at::Tensor& x) { return x.dim() == 3 ? x.transpose(1, 2).contiguous() : x.flatten(2); }
+
+/// (B, C, N) as what had this shape.
+at::Tensor in_shape(const at::Tensor& positions, at::IntArrayRef shape) {
+  return shape.size() == 3 ? positions.transpose(1, 2).contiguous() : positions.reshape(shape);
+}
+
 /// (B, H c, N) -> (B H, c, N): heads as samples.
 at::Tensor split_heads(const at::Tensor& positions, int64_t heads) {
   if (heads == 1) return positions;
@@ -331,9 +341,11 @@ void AttentionImpl::start_as_contraction() {
 }
 
 void AttentionImpl::check(const at::Tensor& x, const char* origin) const {
-  require(x.defined() && x.dim() == 4 && x.size(1) == options_.channels, origin, "expected images (B, ", options_.channels, ", H, W), got ",
-          x.defined() ? x.sizes() : at::IntArrayRef{}, ". The attention was made with channels = ", options_.channels, ".");
-  require(x.size(2) > 0 && x.size(3) > 0, origin, "expected at least one position, got ", x.size(2), " x ", x.size(3), ".");
+  const bool is_image = x.defined() && x.dim() == 4 && x.size(1) == options_.channels;
+  const bool is_sequence = x.defined() && x.dim() == 3 && x.size(2) == options_.channels;
+  require(is_image || is_sequence, origin, "expected images (B, ", options_.channels, ", H, W) or sequences (B, N, ", options_.channels,
+          "), got ", x.defined() ? x.sizes() : at::IntArrayRef{}, ". The attention was made with channels = ", options_.channels, ".");
+  require(position_count(x) > 0, origin, "expected at least one position, got shape ", x.sizes(), ".");
   require(x.scalar_type() == value_->weight.scalar_type(), origin, "expected the type of the weights, ", value_->weight.scalar_type(),
           ", got ", x.scalar_type(), ". Convert one of them with .to(…).");
   require(x.device() == value_->weight.device(), origin, "expected the device of the weights, ", value_->weight.device(), ", got ",
@@ -470,19 +482,19 @@ at::Tensor AttentionImpl::attend(const Maps& maps, const at::Tensor& positions) 
 }
 
 at::Tensor AttentionImpl::evaluate(const Maps& maps, const at::Tensor& x) const {
-  return maps.output(attend(maps, clipped(x.flatten(2)))).reshape(x.sizes());
+  return in_shape(maps.output(attend(maps, clipped(positions_of(x)))), x.sizes());
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   RECORD_USER_SCOPE("attention");
   check(x, "Attention");
   if (options_.outside == OutsideDomain::kThrow) outside_domain(x);
-  return evaluate(maps(x.size(2) * x.size(3)), x);
+  return evaluate(maps(position_count(x)), x);
 }
 
 at::Tensor AttentionImpl::response(const at::Tensor& x) {
   check(x, "Attention");
-  const auto positions = clipped(x.flatten(2));
+  const auto positions = clipped(positions_of(x));
   return mean_of_heads(response_map(inputs(maps(positions.size(2)), positions), options_.map()), options_.heads);
 }
 
@@ -491,11 +503,12 @@ at::Tensor AttentionImpl::response(const at::Tensor& x, int64_t factor) {
   if (factor == 1) return response(x);
   check(x, "Attention");
   const auto cells_of = [&x, factor](int64_t size) { return at::arange(size, x.options().dtype(at::kLong)).div(factor, "floor"); };
-  const auto columns = (x.size(3) + factor - 1) / factor;
-  const auto cells = (cells_of(x.size(2)).unsqueeze(1) * columns + cells_of(x.size(3))).flatten();  // (N): the cell of each position
-  const auto count = ((x.size(2) + factor - 1) / factor) * columns;
+  const auto [height, width] = x.dim() == 3 ? std::pair(int64_t{1}, x.size(1)) : std::pair(x.size(2), x.size(3));
+  const auto columns = (width + factor - 1) / factor;
+  const auto cells = (cells_of(height).unsqueeze(1) * columns + cells_of(width)).flatten();  // (N): the cell of each position
+  const auto count = ((height + factor - 1) / factor) * columns;
   const auto member = at::one_hot(cells, count).to(x.scalar_type()).t();  // (P, N)
-  const auto positions = clipped(x.flatten(2));
+  const auto positions = clipped(positions_of(x));
   auto of_heads = inputs(maps(positions.size(2)), positions);
   of_heads.value = member.unsqueeze(0).expand({of_heads.query.size(0), -1, -1});
   const auto taken = mean_of_heads(response_attention(of_heads, options_.map()), options_.heads);         // (B, P from, N)
@@ -508,7 +521,7 @@ class AttentionImpl::PointLinearization final : public Linearization {
   PointLinearization(const AttentionImpl& attention, Maps maps, const at::Tensor& x)
       : maps_(std::move(maps)), heads_(attention.options_.heads), shape_(x.sizes().vec()) {
     const auto& options = attention.options_;
-    const auto positions = x.detach().flatten(2);
+    const auto positions = positions_of(x.detach());
     if (attention.clips()) inside_ = (positions.abs() <= options.radius).to(x.scalar_type());
     const auto clipped = attention.clipped(positions);
     if (is_distance(options.kind)) {
@@ -521,28 +534,28 @@ class AttentionImpl::PointLinearization final : public Linearization {
   at::Tensor value() const override {
     at::NoGradGuard no_grad;
     const auto attended = by_distance_ ? maps_.value(join(by_distance_->value())) : join(by_score_->value());
-    return maps_.output(attended).view(shape_);
+    return in_shape(maps_.output(attended), shape_);
   }
 
   at::Tensor jvp(const at::Tensor& tangent) const override {
     at::NoGradGuard no_grad;
-    const auto v = masked(tangent.flatten(2));
+    const auto v = unclipped(positions_of(tangent));
     const auto queries = split(maps_.query.linear(v));
     const auto pushed = by_distance_ ? maps_.value.linear(join(by_distance_->jvp(queries)))
                                      : join(by_score_->jvp({queries, split(maps_.key.linear(v)), split(maps_.value.linear(v))}));
-    return maps_.output.linear(pushed).reshape(shape_);
+    return in_shape(maps_.output.linear(pushed), shape_);
   }
 
   at::Tensor vjp(const at::Tensor& cotangent) const override {
     at::NoGradGuard no_grad;
-    const auto attended = maps_.output.adjoint(cotangent.flatten(2));
-    return masked(by_distance_ ? through_distance(attended) : through_score(attended)).reshape(shape_);
+    const auto attended = maps_.output.adjoint(positions_of(cotangent));
+    return in_shape(unclipped(by_distance_ ? through_distance(attended) : through_score(attended)), shape_);
   }
 
  private:
   at::Tensor split(const at::Tensor& channels) const { return split_heads(channels, heads_); }
   at::Tensor join(const at::Tensor& channels) const { return join_heads(channels, heads_); }
-  at::Tensor masked(const at::Tensor& positions) const { return inside_.defined() ? positions * inside_ : positions; }
+  at::Tensor unclipped(const at::Tensor& positions) const { return inside_.defined() ? positions * inside_ : positions; }
 
   at::Tensor through_distance(const at::Tensor& attended) const {
     return maps_.query.adjoint(join(by_distance_->vjp(split(maps_.value.adjoint(attended)))));
@@ -564,25 +577,25 @@ class AttentionImpl::PointLinearization final : public Linearization {
 FrozenBranch AttentionImpl::freeze(const at::Tensor& example) {
   check(example, "Attention");
   at::NoGradGuard no_grad;
-  const auto fixed = maps(example.size(2) * example.size(3));
-  return {
-      [this, fixed](const at::Tensor& x) {
-        at::NoGradGuard quiet;
-        return evaluate(fixed, x);
-      },
-      [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
-        at::NoGradGuard quiet;
-        return std::make_unique<PointLinearization>(*this, fixed, x);
-      },
-      [this, fixed](const at::Tensor& y, const IterationRules& rules) -> std::optional<EngineRun> {
-        if (clips() || options_.heads > 1 || is_distance(options_.kind)) return std::nullopt;  // the kernels know none of these
-        const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
-        const AttentionBranch branch{map(fixed.query),  map(fixed.key), map(fixed.value),
-                                     map(fixed.output), options_.map(), fixed.symmetric};
-        auto found = fast_attention_inverse(branch, y.flatten(2), rules);
-        if (!found) return std::nullopt;
-        return EngineRun{found->x.view(y.sizes()), std::move(found->residual), std::move(found->iterations), std::move(found->statuses)};
-      }};
+  const auto fixed = maps(position_count(example));
+  return {[this, fixed](const at::Tensor& x) {
+            at::NoGradGuard quiet;
+            return evaluate(fixed, x);
+          },
+          [this, fixed](const at::Tensor& x) -> std::unique_ptr<Linearization> {
+            at::NoGradGuard quiet;
+            return std::make_unique<PointLinearization>(*this, fixed, x);
+          },
+          [this, fixed](const at::Tensor& y, const IterationRules& rules) -> std::optional<EngineRun> {
+            if (clips() || options_.heads > 1 || is_distance(options_.kind)) return std::nullopt;  // the kernels know none of these
+            const auto map = [](const Affine& affine) { return AttentionBranch::Map{affine.weight, affine.bias}; };
+            const AttentionBranch branch{map(fixed.query),  map(fixed.key), map(fixed.value),
+                                         map(fixed.output), options_.map(), fixed.symmetric};
+            auto found = fast_attention_inverse(branch, positions_of(y), rules);
+            if (!found) return std::nullopt;
+            return EngineRun{in_shape(found->x, y.sizes()), std::move(found->residual), std::move(found->iterations),
+                             std::move(found->statuses)};
+          }};
 }
 
 void AttentionImpl::project() {

@@ -180,7 +180,7 @@ TORCH_MODULE(PointwiseMap);
 
 /// W_L A(x): the attention branch of all kinds, plain or constrained.
 ///
-/// A position of x is a column of the flattened image, N = H W. NaN in a sample stays in that sample.
+/// A position of x is a column of the flattened image, N = H W, or one of a sequence or set (B, N, C). NaN in a sample stays in that sample.
 class AttentionImpl : public BranchImpl {
  public:
   explicit AttentionImpl(const AttentionOptions& options);
@@ -191,6 +191,7 @@ class AttentionImpl : public BranchImpl {
   void scale_by(const at::Tensor& factor) override;
   /// W_L = 0 (F = 0 where there is no W_L), biases too, so that g is 0 everywhere: to see what a trained network owes to it.
   void switch_off();
+  bool takes_images() const override { return false; }  // sequences, too
   Policy policy() const override { return options_.policy; }
   double constant() const override { return options_.constant; }
   Certificate certificate() const override;
@@ -202,7 +203,7 @@ class AttentionImpl : public BranchImpl {
   at::Tensor response(const at::Tensor& x);
 
   /// The same between cells of `factor` x `factor` positions, (B, P, P): how much of what a cell's positions take, on average, comes from
-  /// each cell. The whole map is never in memory, so that large images can be looked at.
+  /// each cell; of a sequence, cells of `factor` positions. The whole map is never in memory, so that large images can be looked at.
   at::Tensor response(const at::Tensor& x, int64_t factor);
 
   /// The terms of the bound on the constant of A over the domain of `options().radius`, at N positions; of the kind distance, over the

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "invattn/lipschitz/certificate.h"
+#include "invattn/nn/given.h"
 #include "invattn/nn/rebindable.h"
 #include "invattn/ops/linearization.h"
 #include "invattn/solver/engine.h"
@@ -27,7 +28,8 @@ struct BranchValue {
   PowerSums power_sums{};  // at x; empty: by the vjp
 };
 
-/// The g of y = x + g(x): (B, C, H, W) -> (B, C, H, W). Knows neither an inverse nor a determinant.
+/// The g of y = x + g(x), of the shape of x: images (B, C, H, W), sequences (B, N, C) or whatever it takes. Knows neither an inverse nor a
+/// determinant. Of a mask it knows nothing either: it is given sequences without padding (branch_value).
 class BranchImpl : public RebindableModule {
  public:
   using RebindableModule::RebindableModule;
@@ -52,7 +54,7 @@ class BranchImpl : public RebindableModule {
   /// The same by a number that may lie on a device, (), as it is.
   virtual void scale_by(const at::Tensor& factor) = 0;
 
-  /// Whether its inputs have to be images (B, C, H, W); else batches of any shape (B, ...).
+  /// Whether its inputs have to be images (B, C, H, W); else it says itself which batches (B, ...) it takes.
   virtual bool takes_images() const { return true; }
 
   virtual Policy policy() const = 0;
@@ -69,5 +71,14 @@ class BranchImpl : public RebindableModule {
   /// The options that made this object, as JSON with a "type".
   virtual std::string describe() const = 0;
 };
+
+/// A usage error that names `origin` unless the branch may be asked for g at x with what is given.
+void require_branch_takes(const BranchImpl& branch, const at::Tensor& x, const Given& given, const char* origin);
+
+/// g(x). With a mask each sample's real positions are computed without the others, and g is 0 at those.
+at::Tensor branch_value(BranchImpl& branch, const at::Tensor& x, const Given& given = {});
+
+/// J of that at x.
+std::unique_ptr<Linearization> branch_linearization(BranchImpl& branch, const at::Tensor& x, const Given& given = {});
 
 }  // namespace invattn

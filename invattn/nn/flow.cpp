@@ -26,6 +26,7 @@ namespace {
 
 constexpr const char* kOrigin = "FlowOptions";
 constexpr double kLevels = 256;
+constexpr const char* kNoMask = "a flow is of images of one size";
 
 AttentionKind kind_of(FlowAttention attention) {
   switch (attention) {
@@ -283,12 +284,14 @@ at::Tensor FlowImpl::run(const at::Tensor& x, Visit&& visit) {
   return at::cat(latents, 1);
 }
 
-at::Tensor FlowImpl::forward(const at::Tensor& x) {
+at::Tensor FlowImpl::forward(const at::Tensor& x, const Given& given) {
+  given.refuse("Flow", kNoMask);
   const auto z = run(x, [this](std::size_t i, const at::Tensor& y) { return scales_[i].blocks->forward(y); });
   return dense_ ? dense_->forward(z) : z;
 }
 
-std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given) {
+  given.refuse("Flow", kNoMask);
   check(x);
   std::vector<LogDet> determinants{exact_log_det(transform_log_det(x), options)};
   const auto through = [&](SequentialImpl& blocks, const std::vector<ConvolutionImpl*>& convolutions, std::size_t i, const at::Tensor& y) {
@@ -303,7 +306,8 @@ std::pair<at::Tensor, LogDet> FlowImpl::forward_log_det(const at::Tensor& x, con
   return {z, chained(determinants)};
 }
 
-Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options) {
+Solution FlowImpl::inverse(const at::Tensor& z, const SolverOptions& options, const Given& given) {
+  given.refuse("Flow", kNoMask);
   return inverse(z, [&options](SequentialImpl& blocks, const at::Tensor& y) { return blocks.inverse(y, options); });
 }
 

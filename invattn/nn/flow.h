@@ -182,9 +182,9 @@ class FlowImpl : public BijectionImpl {
 
   using BijectionImpl::forward_log_det;
   using BijectionImpl::inverse;
-  at::Tensor forward(const at::Tensor& x) override;
-  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
-  Solution inverse(const at::Tensor& z, const SolverOptions& options) override;
+  at::Tensor forward(const at::Tensor& x, const Given& given = {}) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given = {}) override;
+  Solution inverse(const at::Tensor& z, const SolverOptions& options, const Given& given = {}) override;
   /// By a way of one's own: `undo` gives what went into the blocks of a scale (or the dense ones) from what came out, the last first.
   Solution inverse(const at::Tensor& z, const std::function<Solution(SequentialImpl& blocks, const at::Tensor& y)>& undo);
   void project() override;

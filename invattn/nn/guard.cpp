@@ -79,8 +79,9 @@ at::Tensor Guard::penalty(const at::Tensor& images, int64_t count) {
     }
     const auto rows = (at::arange(part_size, turn_.options()) + turn_ * part_size).remainder(batch.size(0));
     const auto x = batch.index_select(0, rows).requires_grad_(true);
-    const auto value = entry.block->branch().forward(x);
-    const auto linearization = entry.block->branch().freeze(x).linearize(x.detach());
+    const auto given = entry.block->recorded_given().select(rows);
+    const auto value = branch_value(entry.block->branch(), x, given);
+    const auto linearization = branch_linearization(entry.block->branch(), x.detach(), given);
     const auto part = images.defined() ? entry.penalty(x, value, *linearization, images.to(rows.device()).index_select(0, rows), count)
                                        : entry.penalty(x, value, *linearization, rows, batch.size(0));
     const auto weighted = part * (options_.weight * static_cast<double>(interval(batch.size(0))));
@@ -137,7 +138,7 @@ std::vector<Certificate> Guard::finish(const std::function<void(const at::Tensor
       for (std::size_t i = first; i < guarded_.size(); ++i) {
         const auto& x = guarded_[i].block->recorded();
         require(x.defined(), "Guard", "expected `forward` to run every guarded block, got one it did not reach.");
-        const auto linearization = guarded_[i].block->branch().freeze(x).linearize(x);
+        const auto linearization = branch_linearization(guarded_[i].block->branch(), x, guarded_[i].block->recorded_given());
         measured[i].push_back(local_constants(*linearization, x, options_.measure).constants);
       }
     }

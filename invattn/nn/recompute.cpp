@@ -26,8 +26,8 @@ thread_local bool second_time = false;
 
 /// A part and what it drew. A part that recomputes parts of its own shares its draws with them.
 struct Work : torch::CustomClassHolder {
-  Work(Bijection chosen_part, std::vector<std::string> names, const LogDetOptions& chosen)
-      : part_(std::move(chosen_part)), names_(std::move(names)), options_(chosen) {
+  Work(Bijection chosen_part, std::vector<std::string> names, const LogDetOptions& chosen, Given given)
+      : part_(std::move(chosen_part)), names_(std::move(names)), options_(chosen), given_(std::move(given)) {
     std::visit(
         [this](auto& estimator) {
           if constexpr (requires { estimator.draws; }) {
@@ -42,7 +42,7 @@ struct Work : torch::CustomClassHolder {
   /// With the same probes at every call.
   std::pair<at::Tensor, LogDet> compute(const at::Tensor& x) {
     if (draws_) draws_->next = first_;
-    return part_->forward_log_det(x, options_);
+    return part_->forward_log_det(x, options_, given_);
   }
 
   /// Lends the part these weights where it has others by now (RebindableModule), and puts what it computes with into their place. Returns
@@ -68,6 +68,7 @@ struct Work : torch::CustomClassHolder {
   Bijection part_;
   std::vector<std::string> names_;  // of all its weights
   LogDetOptions options_;
+  Given given_;
   std::shared_ptr<LogDetDraws> draws_;  // none where nothing is drawn
   std::size_t first_ = 0;
 };
@@ -121,7 +122,8 @@ struct RecomputedLogDet : torch::autograd::Function<RecomputedLogDet> {
 
 bool recomputing() { return second_time; }
 
-std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options) {
+std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at::Tensor& x, const LogDetOptions& options,
+                                                 const Given& given) {
   variable_list inputs{x};
   std::vector<std::string> names;
   for (const auto& parameter : part->named_parameters()) {
@@ -130,8 +132,8 @@ std::pair<at::Tensor, LogDet> recomputed_log_det(const Bijection& part, const at
   }
   const bool needs_graph = at::GradMode::is_enabled() &&
                            std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.requires_grad(); });
-  if (!needs_graph) return part->forward_log_det(x, options);
-  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, std::move(names), options), at::TensorList(inputs));
+  if (!needs_graph) return part->forward_log_det(x, options, given);
+  auto outputs = RecomputedLogDet::apply(c10::make_intrusive<Work>(part, std::move(names), options, given), at::TensorList(inputs));
   if (outputs.size() == 2) return {outputs[0], LogDet{.value = outputs[1], .standard_error = {}, .sign = {}}};
   return {outputs[0], LogDet{.value = outputs[1], .standard_error = outputs[2], .sign = outputs[3]}};
 }

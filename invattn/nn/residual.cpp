@@ -13,6 +13,8 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/local_constant.h"
 #include "invattn/nn/implicit_gradient.h"
+#include "invattn/nn/real_positions.h"
+#include "invattn/nn/sequential.h"
 #include "invattn/ops/full_precision.h"
 
 namespace invattn {
@@ -37,6 +39,29 @@ void replace_diverging(LogDet& determinant, const LogDetProblem& problem, const 
   determinant.exact += samples.numel();
 }
 
+/// Of padded sequences, from those of each length. A sample without a real position is left as it is: 0.
+LogDet joined(const RealPositions& real, const std::vector<LogDet>& parts, const at::Tensor& x, const LogDetOptions& options) {
+  const auto nothing = exact_log_det(x.flatten(1).narrow(1, 0, 0).sum(1), options);  // with the graph of x
+  LogDet result = nothing;
+  std::vector<at::Tensor> values, errors, signs;
+  for (const auto& part : parts) {
+    values.push_back(part.value);
+    errors.push_back(part.standard_error);
+    signs.push_back(part.sign);
+    result.exact += part.exact;
+  }
+  result.value = real.per_sample(values, nothing.value);
+  if (!nothing.sign.defined()) return result;
+  result.standard_error = real.per_sample(errors, nothing.standard_error);
+  result.sign = real.per_sample(signs, nothing.sign);
+  return result;
+}
+
+SolverOptions with_reports(SolverOptions options) {
+  std::visit([](auto& chosen) { chosen.on_failure = OnFailure::kReport; }, options);
+  return options;
+}
+
 }  // namespace
 
 InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branch) : branch_(std::move(branch)) {
@@ -48,20 +73,46 @@ InvertibleResidualImpl::InvertibleResidualImpl(std::shared_ptr<BranchImpl> branc
   register_module("branch", branch_);
 }
 
-void InvertibleResidualImpl::require_batch(const at::Tensor& x) const {
+void InvertibleResidualImpl::require_batch(const at::Tensor& x, const Given& given) const {
   require_samples(x, "InvertibleResidual");
+  require_branch_takes(*branch_, x, given, "InvertibleResidual");
   if (branch_->takes_images()) require_images(x, "InvertibleResidual");
 }
 
-at::Tensor InvertibleResidualImpl::forward(const at::Tensor& x) {
-  require_batch(x);
-  if (recorders_ > 0) recorded_ = x.detach();
-  return x + branch_->forward(x);
+void InvertibleResidualImpl::begin(const at::Tensor& x, const Given& given) {
+  require_batch(x, given);
+  if (recorders_ == 0) return;
+  recorded_ = x.detach();
+  recorded_given_ = given;
 }
 
-std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  require_batch(x);
-  if (recorders_ > 0) recorded_ = x.detach();
+at::Tensor InvertibleResidualImpl::forward(const at::Tensor& x, const Given& given) {
+  begin(x, given);
+  if (!given.mask.defined()) return x + branch_->forward(x);
+  const RealPositions real(given.mask, x.device());
+  auto batches = real.batches(x);
+  for (auto& batch : batches) batch = batch + branch_->forward(batch);
+  return real.joined(batches, x);
+}
+
+std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options,
+                                                                      const Given& given) {
+  begin(x, given);
+  if (!given.mask.defined()) return with_log_det(x, options);
+  std::visit([](const auto& chosen) { chosen.validate(); }, options);
+  const RealPositions real(given.mask, x.device());
+  auto batches = real.batches(x);
+  std::vector<LogDet> determinants;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    // Other lengths are other samples: with probes of their own.
+    auto [y, determinant] = with_log_det(batches[i], options_for_part(options, static_cast<std::size_t>(real.lengths()[i])));
+    batches[i] = y;
+    determinants.push_back(std::move(determinant));
+  }
+  return {real.joined(batches, x), joined(real, determinants, x, options)};
+}
+
+std::pair<at::Tensor, LogDet> InvertibleResidualImpl::with_log_det(const at::Tensor& x, const LogDetOptions& options) {
   // A log-determinant is made of derivatives in x, also where x is data.
   const auto point = at::GradMode::is_enabled() && !x.requires_grad() ? x.detach().requires_grad_(true) : x;
   const auto [value, vjp, power_sums] = branch_->forward_with_vjp(point);
@@ -78,9 +129,27 @@ std::pair<at::Tensor, LogDet> InvertibleResidualImpl::forward_log_det(const at::
   return {point + value, std::move(determinant)};
 }
 
-Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
-  require_batch(y);
+Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOptions& options, const Given& given) {
+  require_batch(y, given);
   const FullPrecision precise;
+  if (!given.mask.defined()) return solved(y, options, options);
+  const RealPositions real(given.mask, y.device());
+  const auto reporting = with_reports(options);
+  auto batches = real.batches(y);
+  std::vector<InverseReport> reports;
+  for (auto& batch : batches) {
+    auto solution = solved(batch, reporting, options);
+    batch = std::move(solution.x);
+    reports.push_back(std::move(solution.report));
+    for (auto& note : reports.back().notes) note = "sequences of length " + std::to_string(batch.size(1)) + ": " + note;
+  }
+  const auto empty = InverseReport::exact(y.size(0), std::string(method_name(options)));
+  auto report = InverseReport::gather(empty, std::move(reports), real.samples());
+  report.throw_unless_usable(std::visit([](const auto& chosen) { return chosen.on_failure; }, options));
+  return {real.joined(batches, y), std::move(report)};
+}
+
+Solution InvertibleResidualImpl::solved(const at::Tensor& y, const SolverOptions& options, const SolverOptions& of_gradient) {
   const auto frozen = [&] {
     const at::NoGradGuard no_grad;
     return branch_->freeze(y.detach());
@@ -90,7 +159,7 @@ Solution InvertibleResidualImpl::inverse(const at::Tensor& y, const SolverOption
   const auto wanted = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
   if (at::GradMode::is_enabled() && (y.requires_grad() || std::any_of(weights.begin(), weights.end(), wanted))) {
     const auto point = implicit_point(solution.x);
-    solution.x = with_implicit_gradient(solution, {y - branch_->forward(point), frozen.linearize(point), weights}, options);
+    solution.x = with_implicit_gradient(solution, {y - branch_->forward(point), frozen.linearize(point), weights}, of_gradient);
   }
   return solution;
 }
@@ -131,7 +200,9 @@ void InvertibleResidualImpl::certify(Certificate certificate) {
 
 void InvertibleResidualImpl::record(bool on) {
   recorders_ += on ? 1 : -1;
-  if (recorders_ == 0) recorded_ = at::Tensor();
+  if (recorders_ > 0) return;
+  recorded_ = at::Tensor();
+  recorded_given_ = {};
 }
 
 std::string InvertibleResidualImpl::describe() const {

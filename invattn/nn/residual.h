@@ -17,7 +17,8 @@ namespace invattn {
 /// Where the constant of a branch is measured, samples on which it is this or more have exact log-determinants in place of a roulette.
 inline constexpr double kSureConstant = 0.985;
 
-/// y = x + g(x) over any branch g: the only place with an inverse loop and a log-determinant.
+/// y = x + g(x) over any branch g: the only place with an inverse loop and a log-determinant. With a mask these run once for each length that
+/// occurs in the batch, on the real positions of its samples alone.
 class InvertibleResidualImpl : public BijectionImpl {
  public:
   /// Refuses a branch with the policy none: it promises nothing, so that there is no inverse to speak of.
@@ -25,9 +26,9 @@ class InvertibleResidualImpl : public BijectionImpl {
 
   using BijectionImpl::forward_log_det;
   using BijectionImpl::inverse;
-  at::Tensor forward(const at::Tensor& x) override;
-  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
-  Solution inverse(const at::Tensor& y, const SolverOptions& options) override;
+  at::Tensor forward(const at::Tensor& x, const Given& given = {}) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given = {}) override;
+  Solution inverse(const at::Tensor& y, const SolverOptions& options, const Given& given = {}) override;
   void project() override { branch_->project(); }
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;
@@ -47,18 +48,25 @@ class InvertibleResidualImpl : public BijectionImpl {
   /// The measured certificate as it was given, also if the weights have changed since; its basis is `nothing` if there never was one.
   const Certificate& measured() const { return measured_; }
 
-  /// While recording, the x of the last forward pass, detached, is kept for the Guard. Ends when every caller that began it has ended it.
+  /// While recording, the x of the last forward pass, detached, and what was given with it are kept for the Guard. Ends when every caller
+  /// that began it has ended it.
   void record(bool on);
   const at::Tensor& recorded() const { return recorded_; }
+  const Given& recorded_given() const { return recorded_given_; }
 
  private:
-  void require_batch(const at::Tensor& x) const;
+  void require_batch(const at::Tensor& x, const Given& given) const;
+  void begin(const at::Tensor& x, const Given& given);  // of a forward pass
+  // Without padding.
+  std::pair<at::Tensor, LogDet> with_log_det(const at::Tensor& x, const LogDetOptions& options);
+  Solution solved(const at::Tensor& y, const SolverOptions& options, const SolverOptions& of_gradient);
   Solution solution_of(const at::Tensor& y, const FrozenBranch& frozen, const SolverOptions& options);  // without gradients
   std::string digest() const;
   std::shared_ptr<BranchImpl> branch_;
   Certificate measured_;
   int64_t recorders_ = 0;
   at::Tensor recorded_;
+  Given recorded_given_;
 };
 TORCH_MODULE(InvertibleResidual);
 

@@ -41,33 +41,36 @@ void SequentialImpl::push_back(Bijection part) {
   parts_.push_back(std::move(part));
 }
 
-at::Tensor SequentialImpl::forward(const at::Tensor& x) {
+at::Tensor SequentialImpl::forward(const at::Tensor& x, const Given& given) {
   require_samples(x, "Sequential");
+  given.check(x, "Sequential");
   auto y = x;
-  for (const auto& part : parts_) y = part->forward(y);
+  for (const auto& part : parts_) y = part->forward(y, given);
   return y;
 }
 
-std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
+std::pair<at::Tensor, LogDet> SequentialImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given) {
   require_samples(x, "Sequential");
+  given.check(x, "Sequential");
   auto y = x;
   if (parts_.empty()) return {y, exact_log_det(at::zeros({x.size(0)}, x.options()), options)};
   std::vector<LogDet> determinants;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto chosen = options_for_part(options, i);
-    auto [next, part] = recompute_ ? recomputed_log_det(parts_[i], y, chosen) : parts_[i]->forward_log_det(y, chosen);
+    auto [next, part] = recompute_ ? recomputed_log_det(parts_[i], y, chosen, given) : parts_[i]->forward_log_det(y, chosen, given);
     y = next;
     determinants.push_back(std::move(part));
   }
   return {y, chained(determinants)};
 }
 
-Solution SequentialImpl::inverse(const at::Tensor& y, const SolverOptions& options) {
+Solution SequentialImpl::inverse(const at::Tensor& y, const SolverOptions& options, const Given& given) {
   require_samples(y, "Sequential");
+  given.check(y, "Sequential");
   auto x = at::GradMode::is_enabled() ? y : y.detach();
   std::vector<InverseReport> reports;
   for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
-    auto solution = (*part)->inverse(x, options);
+    auto solution = (*part)->inverse(x, options, given);
     x = solution.x;
     reports.push_back(std::move(solution.report));
   }

@@ -33,10 +33,10 @@ class SequentialImpl : public BijectionImpl {
 
   using BijectionImpl::forward_log_det;
   using BijectionImpl::inverse;
-  at::Tensor forward(const at::Tensor& x) override;
+  at::Tensor forward(const at::Tensor& x, const Given& given = {}) override;
   /// The sum over the parts; standard errors add up as those of independent probes.
-  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options) override;
-  Solution inverse(const at::Tensor& y, const SolverOptions& options) override;
+  std::pair<at::Tensor, LogDet> forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given = {}) override;
+  Solution inverse(const at::Tensor& y, const SolverOptions& options, const Given& given = {}) override;
   void project() override;
   std::string describe() const override;
   void pretty_print(std::ostream& stream) const override;

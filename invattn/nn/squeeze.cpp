@@ -11,13 +11,19 @@
 #include "invattn/io/json_fields.h"
 
 namespace invattn {
+namespace {
+
+constexpr const char* kReason = "it makes channels of the pixels of images";
+
+}  // namespace
 
 SqueezeImpl::SqueezeImpl(SqueezeOptions options) : options_(options) {
   require(options_.factor > 0, "Squeeze", "expected a positive factor, got ", options_.factor, ".");
   require_range("Squeeze", "factor", options_.factor, int64_t{1}, kLargestSide);
 }
 
-at::Tensor SqueezeImpl::forward(const at::Tensor& x) {
+at::Tensor SqueezeImpl::forward(const at::Tensor& x, const Given& given) {
+  given.refuse("Squeeze", kReason);
   require_images(x, "Squeeze");
   require(x.size(2) % options_.factor == 0 && x.size(3) % options_.factor == 0, "Squeeze", "expected height and width divisible by ",
           options_.factor, ", got ", x.size(2), " x ", x.size(3), ". Crop or pad the images.");
@@ -31,12 +37,13 @@ at::Tensor SqueezeImpl::forward(const at::Tensor& x) {
   return x.reshape({batch, channels, height, f, width, f}).permute({0, 1, 3, 5, 2, 4}).reshape({batch, channels * f * f, height, width});
 }
 
-std::pair<at::Tensor, LogDet> SqueezeImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options) {
-  auto y = forward(x);
+std::pair<at::Tensor, LogDet> SqueezeImpl::forward_log_det(const at::Tensor& x, const LogDetOptions& options, const Given& given) {
+  auto y = forward(x, given);
   return {y, exact_log_det(at::zeros({x.size(0)}, x.options()), options)};
 }
 
-Solution SqueezeImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/) {
+Solution SqueezeImpl::inverse(const at::Tensor& y, const SolverOptions& /*options*/, const Given& given) {
+  given.refuse("Squeeze", kReason);
   require_images(y, "Squeeze");
   const auto block = options_.factor * options_.factor;
   require(y.size(1) % block == 0, "Squeeze", "expected a number of channels divisible by ", block, ", got ", y.size(1), ".");

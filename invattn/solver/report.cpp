@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -132,6 +133,35 @@ InverseReport InverseReport::combine(std::vector<InverseReport> reports) {
   }
   combined.parts = std::move(reports);
   return combined;
+}
+
+InverseReport InverseReport::gather(const InverseReport& others, std::vector<InverseReport> reports,
+                                    const std::vector<at::Tensor>& samples) {
+  InverseReport result = others;
+  std::size_t steps = 0;
+  for (const auto& report : reports) steps = std::max(steps, report.trace.size());
+  for (std::size_t step = 0; step < steps; ++step) result.trace.push_back(others.residual.clone());
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    auto& report = reports[i];
+    const auto rows = samples.at(i).cpu();
+    result.method = report.method;
+    result.options = report.options;
+    result.tolerance = report.tolerance;
+    result.residual = result.residual.index_copy(0, rows, report.residual);
+    result.iterations = result.iterations.index_copy(0, rows, report.iterations);
+    for (int64_t row = 0; row < rows.numel(); ++row) {
+      result.statuses[static_cast<std::size_t>(rows[row].item<int64_t>())] = report.statuses[static_cast<std::size_t>(row)];
+    }
+    result.evaluations += report.evaluations;
+    result.sample_evaluations += report.sample_evaluations;
+    result.seconds += report.seconds;
+    for (std::size_t step = 0; step < steps; ++step) {
+      if (report.trace.empty()) continue;  // its samples were out at once
+      result.trace[step].index_copy_(0, rows, report.trace[std::min(step, report.trace.size() - 1)]);
+    }
+    std::move(report.notes.begin(), report.notes.end(), std::back_inserter(result.notes));
+  }
+  return result;
 }
 
 int64_t InverseReport::count(SampleStatus status) const { return std::count(statuses.begin(), statuses.end(), status); }

@@ -45,6 +45,9 @@ struct InverseReport {
   /// evaluations and seconds are summed, notes are repeated with the number of their part, and the reports become `parts`.
   static InverseReport combine(std::vector<InverseReport> reports);
 
+  /// Of one batch whose samples were inverted in several: those of reports[i] are `samples[i]`, (S) int64, the others as in `others`.
+  static InverseReport gather(const InverseReport& others, std::vector<InverseReport> reports, const std::vector<at::Tensor>& samples);
+
   std::string method;                  ///< "anderson"; of a chain the different methods that had something to solve
   std::string options;                 ///< the options used, as print_fields writes them
   double tolerance = 0.0;              ///< of the stopping rule; of a chain the largest

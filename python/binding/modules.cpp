@@ -1,6 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <optional>
 #include <tuple>
 
 #include "bindings.h"
@@ -31,9 +32,9 @@ BranchImpl& branch_of(const Native& native) {
   return native.as<BranchImpl>("a residual block or a branch");
 }
 
-at::Tensor forward(const Native& native, const at::Tensor& x) {
-  if (auto* bijection = dynamic_cast<BijectionImpl*>(&native.module())) return bijection->forward(x);
-  if (auto* branch = dynamic_cast<BranchImpl*>(&native.module())) return branch->forward(x);
+at::Tensor forward(const Native& native, const at::Tensor& x, const std::optional<Given>& given = std::nullopt) {
+  if (auto* bijection = dynamic_cast<BijectionImpl*>(&native.module())) return bijection->forward(x, given.value_or(Given()));
+  if (auto* branch = dynamic_cast<BranchImpl*>(&native.module())) return branch_value(*branch, x, given.value_or(Given()));
   return native.as<DetectorImpl>("a module with a forward pass").forward(x);
 }
 
@@ -77,19 +78,21 @@ void bind_tree(py::class_<Native>& native) {
 }
 
 void bind_maps(py::class_<Native>& native) {
-  native.def("forward", &forward, WithoutGil())
+  native.def("forward", &forward, py::arg("x"), py::arg("given") = py::none(), WithoutGil())
       .def(
           "forward_log_det",
-          [](const Native& self, const at::Tensor& x, const LogDetOptions& options) {
-            return self.as<BijectionImpl>("a bijection").forward_log_det(x, options);
+          [](const Native& self, const at::Tensor& x, const LogDetOptions& options, const std::optional<Given>& given) {
+            return self.as<BijectionImpl>("a bijection").forward_log_det(x, options, given.value_or(Given()));
           },
-          WithoutGil())
-      .def("inverse",
-           [](const Native& self, const at::Tensor& y, const SolverOptions& options) {
-             auto& bijection = self.as<BijectionImpl>("a bijection");
-             auto solution = interruptible([&] { return bijection.inverse(y, options); });
-             return std::make_pair(std::move(solution.x), std::move(solution.report));
-           })
+          py::arg("x"), py::arg("options"), py::arg("given") = py::none(), WithoutGil())
+      .def(
+          "inverse",
+          [](const Native& self, const at::Tensor& y, const SolverOptions& options, const std::optional<Given>& given) {
+            auto& bijection = self.as<BijectionImpl>("a bijection");
+            auto solution = interruptible([&] { return bijection.inverse(y, options, given.value_or(Given())); });
+            return std::make_pair(std::move(solution.x), std::move(solution.report));
+          },
+          py::arg("y"), py::arg("options"), py::arg("given") = py::none())
       .def(
           "project",
           [](const Native& self) {
@@ -117,12 +120,11 @@ void bind_maps(py::class_<Native>& native) {
           WithoutGil())
       .def(
           "local_constants",
-          [](const Native& self, const at::Tensor& x, const LocalConstantOptions& options) {
+          [](const Native& self, const at::Tensor& x, const LocalConstantOptions& options, const std::optional<Given>& given) {
             const at::NoGradGuard no_grad;
-            const auto at_x = branch_of(self).freeze(x).linearize(x.detach());
-            return local_constants(*at_x, x.detach(), options);
+            return local_constants(*branch_linearization(branch_of(self), x.detach(), given.value_or(Given())), x.detach(), options);
           },
-          WithoutGil());
+          py::arg("x"), py::arg("options"), py::arg("given") = py::none(), WithoutGil());
 }
 
 void bind_promises(py::class_<Native>& native) {
@@ -154,6 +156,10 @@ double seconds_per_call(const Native& native, const at::Tensor& x, int64_t calls
 }  // namespace
 
 void bind_modules(py::module_& m) {
+  py::class_<Given>(m, "Given", "What is known of a batch beside x.")
+      .def(py::init([](const at::Tensor& mask) { return Given{mask}; }), py::arg("mask"))
+      .def_static("of_lengths", &Given::of_lengths, py::arg("lengths"), py::arg("positions"))
+      .def_readonly("mask", &Given::mask, "(B, N): which positions are real.");
   py::class_<Native> native(m, "Native", "A module of the library, with the weights that the package's modules give it.");
   bind_construction(native);
   bind_tree(native);

@@ -8,10 +8,12 @@ class LocalConstantFields(TypedDict, total=False):
     seed: int
 
 class AttentionFields(TypedDict, total=False):
-    kind: Literal["gaussian", "embedded-gaussian", "dot-product", "concatenation"]
+    kind: Literal["gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance"]
     normalization: Literal["columns", "rows", "all", "count", "balanced"]
     phi: Literal["exp", "elu+1", "softplus", "relu", "elu", "identity"]
     bottleneck: int
+    heads: int
+    relative: bool
     mass: float
     value_constant: float
     output_constant: float
@@ -58,8 +60,9 @@ class FlowFields(TypedDict, total=False):
     tolerance: float
     iterations: int
     actnorm: bool
-    attention: Literal["none", "gaussian", "embedded-gaussian", "dot-product", "concatenation"]
+    attention: Literal["none", "gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance"]
     attention_preset: Literal["plain", "paper", "published-code", "guarded", "strict"]
+    attention_heads: int
     attention_blocks: Sequence[int]
     attention_radius: float
     attention_follow: float
@@ -78,8 +81,9 @@ class ResNetFields(TypedDict, total=False):
     classes: int
 
 class DetectorFields(TypedDict, total=False):
-    variant: Literal["base", "gaussian", "embedded-gaussian", "dot-product", "concatenation", "invertible-gaussian", "invertible-embedded-gaussian", "invertible-dot-product", "invertible-concatenation"]
+    variant: Literal["base", "gaussian", "embedded-gaussian", "dot-product", "concatenation", "distance", "invertible-gaussian", "invertible-embedded-gaussian", "invertible-dot-product", "invertible-concatenation", "invertible-distance"]
     preset: Literal["plain", "paper", "published-code", "guarded", "strict"]
+    heads: int
     size: int
     antialias: bool
     backbone: dict[str, Any]

@@ -39,17 +39,20 @@ def save(path: str | os.PathLike[str], model: Bijection | Detector) -> None:
 
 
 @eager
-def local_constants(block: InvertibleResidual | Branch, x: torch.Tensor, **options: Any) -> LocalConstants:
+def local_constants(
+    block: InvertibleResidual | Branch, x: torch.Tensor, *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+) -> LocalConstants:
     """The local Lipschitz constant of the branch at each sample of x: the spectral norm of its Jacobian.
 
     Args:
         block: a residual block or one of the library's branches.
         x: a batch.
+        mask, lengths: of padded sequences, as for the block.
         options: fields of `LocalConstantOptions`.
     """
     if not isinstance(block, InvertibleResidual | Branch):
         raise UsageError(f"[local_constants] expected a residual block or a branch, got {type(block).__name__}. Pass one of its blocks.")
-    return block._call("local_constants", x, _core.LocalConstantOptions(**options))
+    return block._call("local_constants", x, _core.LocalConstantOptions(**options), mask=mask, lengths=lengths)
 
 
 @eager

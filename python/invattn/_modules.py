@@ -67,24 +67,38 @@ def log_det_options(estimator: Any = "series", **options: Any) -> Any:
     return _chosen(estimator, options, _ESTIMATORS, _core.log_det_options_named, "an estimator of log-determinants")
 
 
+def _known(mask: Any, lengths: Any) -> dict[str, Any]:
+    """What there is of both, as keywords."""
+    return {name: value for name, value in (("mask", mask), ("lengths", lengths)) if value is not None}
+
+
 class Bijection(NativeModule):
-    """A map with an inverse, on batches, each sample on its own."""
+    """A map with an inverse, on batches, each sample on its own.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    Of padded sequences or sets (B, N, C), `mask` (B, N), bool, says which positions are real, or `lengths` (B) how many are, in front. The
+    others give nothing, take nothing, pass through unchanged and count nowhere: each sample is computed as it would be alone.
+    """
+
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None, lengths: Any = None) -> torch.Tensor:
         """y. Under autocast it is computed in the type of the weights, and y has that type."""
-        return self._call("forward", x)
+        return self._call("forward", x, mask=mask, lengths=lengths)
 
-    def forward_log_det(self, x: torch.Tensor, estimator: Any = "series", **options: Any) -> tuple[torch.Tensor, LogDet]:
+    def forward_log_det(
+        self, x: torch.Tensor, estimator: Any = "series", *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+    ) -> tuple[torch.Tensor, LogDet]:
         """y and log|det dy/dx| per sample, in nats.
 
         Args:
             x: a batch.
             estimator: "series", "roulette" or "exact", or options of one (`SeriesLogDet`, `RouletteLogDet`, `ExactLogDet`).
+            mask, lengths: of padded sequences, as above.
             options: fields of these options.
         """
-        return self._call("forward_log_det", x, log_det_options(estimator, **options))
+        return self._call("forward_log_det", x, log_det_options(estimator, **options), mask=mask, lengths=lengths)
 
-    def inverse(self, y: torch.Tensor, solver: Any = "anderson", **options: Any) -> tuple[torch.Tensor, InverseReport]:
+    def inverse(
+        self, y: torch.Tensor, solver: Any = "anderson", *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+    ) -> tuple[torch.Tensor, InverseReport]:
         """x with self(x) = y, and a report that says how far to believe it.
 
         Where gradients are on, x is differentiable once in y and in the weights, by the implicit function theorem; the backward pass solves
@@ -94,9 +108,10 @@ class Bijection(NativeModule):
             y: a batch.
             solver: "anderson", "fixed-point" or "newton-krylov", or options of one (`AndersonOptions`, `FixedPointOptions`,
                 `NewtonKrylovOptions`).
+            mask, lengths: of padded sequences, as above.
             options: fields of these options.
         """
-        return self._call("inverse", y, solver_options(solver, **options))
+        return self._call("inverse", y, solver_options(solver, **options), mask=mask, lengths=lengths)
 
     @eager
     def project(self) -> None:
@@ -118,9 +133,9 @@ class Bijection(NativeModule):
 class Branch(NativeModule):
     """The g of y = x + g(x). By itself an ordinary layer."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """g(x)."""
-        return self._call("forward", x)
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None, lengths: Any = None) -> torch.Tensor:
+        """g(x); 0 at padding, of which `mask` or `lengths` tell as in a `Bijection`."""
+        return self._call("forward", x, mask=mask, lengths=lengths)
 
     def describe(self) -> str:
         """The options that made this object, as JSON."""
@@ -137,7 +152,7 @@ def _attention_options(channels: int, preset: str | None, options: dict[str, Any
 @registered("attention")
 @_documented(_core.AttentionOptions)
 class Attention(Branch):
-    """Attention over the positions of an image (B, C, H, W): by itself, or as the branch of an invertible block.
+    """Attention over the positions of an image (B, C, H, W), a sequence or a set (B, N, C): by itself, or as the branch of an invertible block.
 
     Args:
         channels: C.
@@ -194,7 +209,8 @@ class InvertibleResidual(Bijection):
 
     Args:
         branch: `Attention`, `Convolution`, or any torch.nn.Module that maps (B, ...) to the same shape, sample by sample. What a module
-            written in Python promises is what a `Guard` holds and measures.
+            written in Python promises is what a `Guard` holds and measures. Of padded sequences it is given the real positions alone, (S, n, C)
+            of S samples that have n each.
         policy: of a branch written in Python: "guarded", or "paper" where something else keeps it a contraction and nothing is promised.
         constant: of a branch written in Python: what its Lipschitz constant is held under.
 
@@ -282,7 +298,7 @@ class InvertibleResidual(Bijection):
 @registered("invertible-attention")
 @_documented(_core.AttentionOptions)
 class InvertibleAttention(InvertibleResidual):
-    """An invertible attention block on images (B, C, H, W): `InvertibleResidual` over `Attention`.
+    """An invertible attention block on images (B, C, H, W), sequences and sets (B, N, C): `InvertibleResidual` over `Attention`.
 
     Args:
         channels: C.
@@ -332,29 +348,35 @@ class Sequential(Bijection):
     def __getitem__(self, index: int) -> Bijection:
         return list(self._modules.values())[index]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None, lengths: Any = None) -> torch.Tensor:
+        known = _known(mask, lengths)
         for part in self:
-            x = part(x)
+            x = part(x, **known)
         return x
 
-    def forward_log_det(self, x: torch.Tensor, estimator: Any = "series", **options: Any) -> tuple[torch.Tensor, LogDet]:
-        return self._forward_log_det(x, log_det_options(estimator, **options))
+    def forward_log_det(
+        self, x: torch.Tensor, estimator: Any = "series", *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+    ) -> tuple[torch.Tensor, LogDet]:
+        return self._forward_log_det(x, log_det_options(estimator, **options), _known(mask, lengths))
 
     @eager
-    def _forward_log_det(self, x: torch.Tensor, options: Any) -> tuple[torch.Tensor, LogDet]:
+    def _forward_log_det(self, x: torch.Tensor, options: Any, known: dict[str, Any]) -> tuple[torch.Tensor, LogDet]:
         if len(self) == 0:
             return x, _core.no_log_det(x.new_zeros(x.shape[:1]), options)
         parts = []
         for index, part in enumerate(self):
-            x, log_det = part.forward_log_det(x, _core.log_det_options_for_part(options, index))
+            x, log_det = part.forward_log_det(x, _core.log_det_options_for_part(options, index), **known)
             parts.append(log_det)
         return x, _core.chained(parts)
 
-    def inverse(self, y: torch.Tensor, solver: Any = "anderson", **options: Any) -> tuple[torch.Tensor, InverseReport]:
+    def inverse(
+        self, y: torch.Tensor, solver: Any = "anderson", *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+    ) -> tuple[torch.Tensor, InverseReport]:
         chosen = solver_options(solver, **options)
+        known = _known(mask, lengths)
         reports = []
         for part in reversed(list(self)):
-            y, report = part.inverse(y, chosen)
+            y, report = part.inverse(y, chosen, **known)
             reports.append(report)
         return y, self._combined(y, reports)
 
@@ -402,7 +424,7 @@ class _StartsFromData(Bijection):
 
     _started: bool
 
-    def _start_together(self, x: torch.Tensor) -> None:
+    def _start_together(self, x: torch.Tensor, **known: Any) -> None:
         """With several processes all start from the first batch of the first one: each would else have scales of its own, for good."""
         if self._started or not self.training:
             return
@@ -412,24 +434,28 @@ class _StartsFromData(Bijection):
         norms = [module for module in self.modules() if isinstance(module, ActNorm)]
         if any(norm.started.item() == 0 for norm in norms):
             with torch.no_grad():
-                self._call("forward", x)
+                self._call("forward", x, **known)
                 for norm in norms:
                     for tensor in (norm.shift, norm.log_scale, norm.started):
                         distributed.broadcast(tensor.data, src=0)
         self.__dict__["_started"] = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self._start_together(x)
-        return super().forward(x)
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None, lengths: Any = None) -> torch.Tensor:
+        self._start_together(x, mask=mask, lengths=lengths)
+        return super().forward(x, mask=mask, lengths=lengths)
 
-    def forward_log_det(self, x: torch.Tensor, estimator: Any = "series", **options: Any) -> tuple[torch.Tensor, LogDet]:
-        self._start_together(x)
-        return super().forward_log_det(x, estimator, **options)
+    def forward_log_det(
+        self, x: torch.Tensor, estimator: Any = "series", *, mask: torch.Tensor | None = None, lengths: Any = None, **options: Any
+    ) -> tuple[torch.Tensor, LogDet]:
+        self._start_together(x, mask=mask, lengths=lengths)
+        return super().forward_log_det(x, estimator, mask=mask, lengths=lengths, **options)
 
 
 @registered("actnorm")
 class ActNorm(_StartsFromData):
     """y = (x + shift) exp(log_scale) per channel, started by the first batch in training mode so that y has mean 0 and variance 1.
+
+    Images (B, C, H, W) or sequences and sets (B, N, C), of which padding neither counts nor changes.
 
     Under torch.distributed the first batch of rank 0 starts all ranks.
 

@@ -135,8 +135,8 @@ class NativeModule(nn.Module):
     # -- calls ----------------------------------------------------------------------------------------------------------------------
 
     @eager
-    def _call(self, name: str, x: torch.Tensor, *arguments: Any) -> Any:
-        """The function of the native module with this name, at a batch."""
+    def _call(self, name: str, x: torch.Tensor, *arguments: Any, mask: Any = None, lengths: Any = None) -> Any:
+        """The function of the native module with this name, at a batch; what is known beside x comes last."""
         if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
             self._check_class(x)
         elif torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -145,7 +145,9 @@ class NativeModule(nn.Module):
             # In the type of the weights, as torch's own layers that ask for precision do.
             own = next((parameter.dtype for parameter in self.parameters()), torch.float32)
             with full_precision():
-                return self._call(name, x.to(own) if x.is_floating_point() else x, *arguments)
+                return self._call(name, x.to(own) if x.is_floating_point() else x, *arguments, mask=mask, lengths=lengths)
+        if mask is not None or lengths is not None:
+            arguments = (*arguments, self._given(x, mask, lengths))
         with self._lock:
             native = self._native
             if native is None:
@@ -154,6 +156,24 @@ class NativeModule(nn.Module):
                 self._sync()
             self._check_device(x)
             return getattr(native, name)(x, *arguments)
+
+    def _given(self, x: torch.Tensor, mask: Any, lengths: Any) -> _core.Given:
+        name = type(self).__name__
+        if mask is not None and lengths is not None:
+            raise UsageError(f"[{name}] expected a mask or lengths, got both. Leave one of them out.")
+        if mask is not None:
+            if not isinstance(mask, torch.Tensor):
+                raise UsageError(f"[{name}] expected a tensor as mask, (B, N) bool, got {type(mask).__name__}. Pass torch.tensor(mask).")
+            return _core.Given(mask)
+        if x.dim() != 3:
+            raise UsageError(f"[{name}] expected sequences (B, N, C) with lengths, got shape {tuple(x.shape)}. Leave the lengths out.")
+        try:
+            lengths = torch.as_tensor(lengths)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"[{name}] expected lengths, one integer for each sample, got {lengths!r}. Correct them.") from error
+        if not (lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool):
+            lengths = lengths.to(torch.int64)
+        return _core.Given.of_lengths(lengths, x.shape[1])
 
     def _check_class(self, x: Any) -> None:
         if not isinstance(x, torch.Tensor):

@@ -24,10 +24,11 @@ namespace invattn::testing {
 struct BijectionCase {
   std::string name;
   std::function<Bijection()> make;  // with fixed weights, in float32
-  std::vector<int64_t> shape;       // of one small input, (B, C, H, W)
+  std::vector<int64_t> shape;       // of one small input, (B, C, H, W) or (B, N, C)
   double promised_constant = 0;     // of the branch of a residual block; 0: none is promised
   std::function<at::Tensor(const at::Tensor&)> domain = [](const at::Tensor& t) { return t; };  // any numbers -> possible inputs
   bool takes_images = true;                                                                     // only
+  bool takes_masks = false;                                                                     // of sequences of as many channels
 
   friend void PrintTo(const BijectionCase& self, std::ostream* out) { *out << self.name; }
 };
@@ -63,6 +64,37 @@ class BijectionContract : public ::testing::TestWithParam<BijectionCase> {
   at::Tensor pulled(const at::Tensor& y, const at::Tensor& seed, const SolverOptions& options = kTight) {
     const auto x = model_->inverse(y, options).x;
     return (x * seed.to(x.options())).sum();
+  }
+
+  /// Sequences with holes and ends, one of them nothing else, one with a single position, and what nobody may look at in between.
+  std::pair<at::Tensor, Given> padded(at::ScalarType type) const {
+    constexpr int64_t kSamples = 6;
+    constexpr int64_t kPositions = 7;
+    const auto& shape = GetParam().shape;
+    const auto channels = shape.size() == 3 ? shape[2] : shape[1];
+    auto mask = random({kSamples, kPositions}, of_run(21)) > 0;
+    mask[0].fill_(false);
+    mask[1].fill_(false);
+    mask[1][3].fill_(true);
+    mask[2].fill_(true);
+    auto x = random({kSamples, kPositions, channels}, of_run(22), type) * 0.5;
+    const auto padding = mask.logical_not().unsqueeze(2);
+    x = at::where(padding, x * 1e30, x);
+    x[3] = at::where(padding[3], at::full({}, std::numeric_limits<double>::quiet_NaN(), x.options()), x[3]);
+    return {x, Given{mask}};
+  }
+
+  /// Sample b without its padding, (1, n, C).
+  static at::Tensor alone(const at::Tensor& x, const Given& given, int64_t b) {
+    return x[b].index_select(0, given.mask[b].nonzero().squeeze(1)).unsqueeze(0);
+  }
+
+  /// Both hold the same, NaN as well.
+  static bool same(const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 0, 0, /*equal_nan=*/true); }
+
+  /// The same numbers, otherwise in memory.
+  static at::Tensor other_layout(const at::Tensor& x) {
+    return x.dim() == 3 ? x.transpose(1, 2).contiguous().transpose(1, 2) : x.contiguous(at::MemoryFormat::ChannelsLast);
   }
 
   bool has_solver() { return model_->inverse(image(at::kFloat)).report.statuses[0] != SampleStatus::kExact; }
@@ -114,11 +146,118 @@ TEST_P(BijectionContract, LayoutDoesNotMatter) {
   const auto model = in_double();
   const auto x = input(at::kDouble);
   const auto expected = model->forward(x);
-  EXPECT_LT(max_difference(model->forward(x.contiguous(at::MemoryFormat::ChannelsLast)), expected), 1e-12);
-  const auto strided = at::stack({x, x}, 4).select(4, 0);
+  EXPECT_LT(max_difference(model->forward(other_layout(x)), expected), 1e-12);
+  const auto strided = at::stack({x, x}, x.dim()).select(x.dim(), 0);
   EXPECT_LT(max_difference(model->forward(strided), expected), 1e-12);
-  const auto back = model->inverse(expected.contiguous(at::MemoryFormat::ChannelsLast), AndersonOptions{.tolerance = 1e-12}).x;
+  const auto back = model->inverse(other_layout(expected), AndersonOptions{.tolerance = 1e-12}).x;
   EXPECT_LT(relative_difference(back, x), 1e-9);
+}
+
+TEST_P(BijectionContract, PaddedSequencesAreTheirSamplesOneByOne) {
+  if (!GetParam().takes_masks) return;
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    model_->to(type);
+    const double close = type == at::kFloat ? 1e-5 : 1e-12;
+    const SolverOptions solver = AndersonOptions{.tolerance = type == at::kFloat ? 1e-6 : 1e-12};
+    const auto [x, given] = padded(type);
+    const at::NoGradGuard no_grad;
+    const auto [y, log_det] = model_->forward_log_det(x, ExactLogDet{}, given);
+    const auto [back, report] = model_->inverse(y, solver, given);
+    EXPECT_TRUE(same(model_->forward(x, given), y));
+    EXPECT_TRUE(GetParam().promised_constant == 0 || report.usable()) << report.full();
+    EXPECT_EQ(report.batch(), x.size(0));
+    const auto padding = given.mask.logical_not();
+    EXPECT_TRUE(same(y.index({padding}), x.index({padding})));
+    EXPECT_TRUE(same(back.index({padding}), x.index({padding})));
+    EXPECT_EQ(log_det.value[0].item<double>(), 0);
+    EXPECT_EQ(log_det.sign[0].item<double>(), 1);
+    EXPECT_EQ(report.statuses[0], SampleStatus::kExact);
+    for (int64_t b = 1; b < x.size(0); ++b) {
+      const auto own = alone(x, given, b);
+      if (own.size(1) == 0) continue;
+      const auto [image, determinant] = model_->forward_log_det(own, ExactLogDet{});
+      EXPECT_LT(relative_difference(alone(y, given, b), image), close) << b;
+      EXPECT_LT(relative_difference(log_det.value[b], determinant.value[0]), 10 * close) << b;
+      // Not with x itself: without a promise these weights need not be a contraction, and then another x may have the same y, or none is found.
+      const auto undone = model_->inverse(image, solver);
+      if (!undone.report.usable() || !is_converged(report.statuses[static_cast<std::size_t>(b)])) continue;
+      EXPECT_LT(relative_difference(alone(back, given, b), undone.x), 100 * close) << b;
+    }
+    auto* block = dynamic_cast<InvertibleResidualImpl*>(model_.get());
+    if (block == nullptr) continue;
+    const auto constants =
+        local_constants(*branch_linearization(block->branch(), x, given), x, {.tolerance = 1e-12, .max_iterations = 200}).constants;
+    EXPECT_EQ(constants[0].item<double>(), 0);
+    for (int64_t b = 1; b < x.size(0); ++b) {
+      const auto own = alone(x, given, b);
+      if (own.size(1) == 0) continue;
+      const auto expected =
+          local_constants(*branch_linearization(block->branch(), own), own, {.tolerance = 1e-12, .max_iterations = 200}).constants;
+      EXPECT_LT(relative_difference(constants[b], expected[0]), 100 * close) << b;
+    }
+  }
+}
+
+TEST_P(BijectionContract, GradientsOfPaddedSequencesAreThoseOfTheSamplesOneByOne) {
+  if (!GetParam().takes_masks) return;
+  const auto model = in_double();
+  const auto batch = padded(at::kDouble);
+  const auto& x = batch.first;
+  const auto& given = batch.second;
+  const auto seed = random(x.sizes(), of_run(23));
+  const auto mask = given.mask;
+  const auto parameters = model->parameters();
+  /// of what `map` makes of the whole, and of the samples alone
+  const auto compare = [&](const std::function<at::Tensor(const at::Tensor&, const Given&)>& map, double close) {
+    const auto leaf = x.detach().clone().requires_grad_(true);
+    auto sources = parameters;
+    sources.push_back(leaf);
+    const auto found = gradients((map(leaf, given).index({mask}) * seed.index({mask})).sum(), sources);
+    auto expected = gradients(at::zeros({}), sources);
+    for (int64_t b = 0; b < x.size(0); ++b) {
+      const auto places = mask[b].nonzero().squeeze(1);
+      if (places.numel() == 0) continue;
+      sources.back() = alone(x, given, b).detach().requires_grad_(true);
+      const auto own = gradients((map(sources.back(), {}) * alone(seed, given, b)).sum(), sources);
+      for (std::size_t i = 0; i < parameters.size(); ++i) expected[i] = expected[i] + own[i];
+      expected.back()[b].index_copy_(0, places, own.back()[0]);
+    }
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_LT(relative_difference(found[i], expected[i]), close) << i;
+  };
+  compare([&](const at::Tensor& t, const Given& g) { return model->forward(t, g); }, 1e-11);
+  if (model->inverse(x, kTight, given).report.usable()) {
+    compare([&](const at::Tensor& t, const Given& g) { return model->inverse(t, kTight, g).x; }, 1e-8);
+  }
+  compare(
+      [&](const at::Tensor& t, const Given& g) {
+        const auto [y, log_det] = model->forward_log_det(t, ExactLogDet{}, g);
+        return y + log_det.value.view({-1, 1, 1});
+      },
+      1e-9);
+}
+
+TEST_P(BijectionContract, MasksAreUsedOrRefused) {
+  const auto refused = [&](const at::Tensor& x, const Given& given) {
+    for (const auto& call : {std::function<void()>([&] { model_->forward(x, given); }),
+                             std::function<void()>([&] { model_->inverse(x, AndersonOptions{}, given); }),
+                             std::function<void()>([&] { model_->forward_log_det(x, SeriesLogDet{}, given); })}) {
+      try {
+        call();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+        EXPECT_NE(std::string(error.what()).find("mask"), std::string::npos) << error.what();
+      }
+    }
+  };
+  const auto images = at::zeros({2, GetParam().shape[1], 4, 4});
+  refused(images, {at::ones({2, 16}, at::kBool)});
+  if (!GetParam().takes_masks) return;
+  const auto [x, given] = padded(at::kFloat);
+  refused(x, {given.mask.to(at::kFloat)});
+  refused(x, {given.mask.slice(0, 1)});
+  refused(x, {given.mask.slice(1, 1)});
+  refused(x, {given.mask.unsqueeze(2)});
 }
 
 TEST_P(BijectionContract, RoundTripsWithEverySolver) {

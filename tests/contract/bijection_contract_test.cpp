@@ -40,7 +40,11 @@ std::vector<BijectionCase> attention_cases() {
   std::vector<BijectionCase> cases;
   const std::vector<int64_t> shape{2, 4, 2, 3};
   const auto add = [&](const std::string& name, const AttentionOptions& options, const std::vector<int64_t>& size) {
-    cases.push_back({name, [options] { return attention_block(options); }, size, options.policy == Policy::kStrict ? options.constant : 0});
+    cases.push_back({.name = name,
+                     .make = [options] { return attention_block(options); },
+                     .shape = size,
+                     .promised_constant = options.policy == Policy::kStrict ? options.constant : 0,
+                     .takes_masks = true});
   };
   for (const auto& [kind, kind_name] : EnumNames<AttentionKind>::kNames) {
     for (const auto& [normalization, normalization_name] : EnumNames<Normalization>::kNames) {
@@ -55,6 +59,7 @@ std::vector<BijectionCase> attention_cases() {
     add(word(kind_name) + "_strict_preset_at_its_start", strict, shape);
     strict.start = Start::kUniform;
     add(word(kind_name) + "_strict_preset", strict, shape);
+    add(word(kind_name) + "_sequences", {.channels = 3, .kind = kind, .bottleneck = 1}, {2, 5, 3});
     add(word(kind_name) + "_one_position", {.channels = 3, .kind = kind}, {2, 3, 1, 1});
     add(word(kind_name) + "_one_channel", {.channels = 1, .kind = kind, .mass = 0.7, .bias = false}, {2, 1, 3, 2});
     add(word(kind_name) + "_heads", {.channels = 4, .kind = kind, .bottleneck = 1, .heads = 2}, shape);
@@ -118,11 +123,36 @@ std::vector<BijectionCase> other_cases() {
   };
   return {
       {"squeeze", [] { return std::make_shared<SqueezeImpl>(); }, {2, 1, 2, 4}},
-      {"actnorm", [] { return std::make_shared<ActNormImpl>(ActNormOptions{.channels = 3}); }, {4, 3, 2, 2}},
+      {.name = "actnorm",
+       .make = [] { return std::make_shared<ActNormImpl>(ActNormOptions{.channels = 3}); },
+       .shape = {4, 3, 2, 2},
+       .takes_masks = true},
+      {.name = "actnorm_sequences",
+       .make = [] { return std::make_shared<ActNormImpl>(ActNormOptions{.channels = 3}); },
+       .shape = {4, 5, 3},
+       .takes_masks = true},
+      {.name = "sequential_of_sequences",
+       .make =
+           [] {
+             auto chain = std::make_shared<SequentialImpl>();
+             chain->push_back(std::make_shared<ActNormImpl>(ActNormOptions{.channels = 4}));
+             chain->push_back(attention_block({.channels = 4, .kind = AttentionKind::kDotProduct}));
+             auto inner = std::make_shared<SequentialImpl>();
+             inner->recompute(true);
+             inner->push_back(attention_block({.channels = 4, .kind = AttentionKind::kConcatenation}));
+             chain->push_back(inner);
+             return chain;
+           },
+       .shape = {3, 5, 4},
+       .takes_masks = true},
       {"convolution_elu", [convolution] { return convolution(Activation::kElu); }, {2, 2, 3, 4}, 0.9},
       {"convolution_lipswish", [convolution] { return convolution(Activation::kLipSwish); }, {2, 2, 3, 4}, 0.9},
       {"convolution_clipswish", [convolution] { return convolution(Activation::kCLipSwish); }, {2, 2, 3, 4}, 0.9},
-      {.name = "sequential_empty", .make = [] { return std::make_shared<SequentialImpl>(); }, .shape = {2, 1, 2, 2}, .takes_images = false},
+      {.name = "sequential_empty",
+       .make = [] { return std::make_shared<SequentialImpl>(); },
+       .shape = {2, 1, 2, 2},
+       .takes_images = false,
+       .takes_masks = true},
       {"sequential",
        [convolution] {
          auto chain = std::make_shared<SequentialImpl>();

@@ -39,6 +39,21 @@ TEST(LocalConstants, OfLinearMapsAreTheirSpectralNormsPerSample) {
   EXPECT_EQ(result.vectors.sizes(), x.sizes());
 }
 
+TEST(LocalConstants, OfLowRankStayWhatTheyAreWhileOtherSamplesGoOn) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto dense = random({4, 20, 20}, 10 + seed);
+    const auto [u, s, v] = at::linalg_svd(dense);
+    auto values = s.clone();
+    for (int64_t b = 0; b < 3; ++b) values[b].slice(0, 2 * b + 1).zero_();  // ranks 1, 3 and 5 beside one of 20
+    const auto matrices = at::matmul(u * values.unsqueeze(1), v);
+    for (const auto type : {at::kDouble, at::kFloat}) {
+      const auto x = random({4, 20}, 40 + seed, type);
+      const auto result = local_constants(*linear_maps(matrices.to(type), x), x, {.tolerance = 1e-12, .max_iterations = 200});
+      EXPECT_LT(max_difference(result.constants, values.select(1, 0)), type == at::kDouble ? 1e-10 : 1e-4) << seed;
+    }
+  }
+}
+
 TEST(LocalConstants, EqualTheSvdOfANonlinearMap) {
   const auto x = random({5, 2, 3}, 2);
   const auto linearization = autograd_linearization(kNonlinear, x);

@@ -156,6 +156,35 @@ TEST(InverseReportTest, CombineOfExactMapsIsExact) {
   EXPECT_EQ(combined.brief(), "squeeze + actnorm: 4/4 exact, 0.000 s");
 }
 
+TEST(InverseReportTest, GatherPutsSamplesInTheirPlaces) {
+  auto first = converged_report(2);
+  first.residual[1] = 1e-3;
+  first.statuses[1] = SampleStatus::kStagnated;
+  first.trace = {at::tensor({1.0, 2.0}), at::tensor({0.5, 1.5}), at::tensor({0.25, 1.25})};
+  first.notes = {"a note"};
+  auto second = converged_report(1);
+  second.trace = {at::tensor({3.0})};
+  for (auto* report : {&first, &second}) {
+    for (auto& step : report->trace) step = step.to(at::kDouble);
+  }
+  const auto whole = InverseReport::gather(InverseReport::exact(4, "anderson"), {first, second},
+                                           {at::tensor({3, 1}, at::kLong), at::tensor({0}, at::kLong)});
+  EXPECT_EQ(whole.statuses, (std::vector<SampleStatus>{SampleStatus::kConverged, SampleStatus::kStagnated, SampleStatus::kExact,
+                                                       SampleStatus::kConverged}));
+  EXPECT_TRUE(whole.residual.equal(at::tensor({5e-7, 1e-3, 0.0, 5e-7}, at::kDouble)));
+  EXPECT_TRUE(whole.iterations.equal(at::tensor({7, 7, 0, 7}, at::kLong)));
+  EXPECT_EQ(whole.evaluations, 20);
+  EXPECT_EQ(whole.sample_evaluations, 1000);
+  EXPECT_DOUBLE_EQ(whole.seconds, 0.0082);
+  EXPECT_EQ(whole.tolerance, 1e-6);
+  EXPECT_EQ(whole.options, "tolerance=1e-06");
+  EXPECT_EQ(whole.notes, std::vector<std::string>{"a note"});
+  ASSERT_EQ(whole.trace.size(), 3U);
+  EXPECT_TRUE(whole.trace[0].equal(at::tensor({3.0, 2.0, 0.0, 1.0}, at::kDouble)));
+  EXPECT_TRUE(whole.trace[2].equal(at::tensor({3.0, 1.25, 0.0, 0.25}, at::kDouble)));
+  EXPECT_EQ(whole.worst_sample(), 1);
+}
+
 TEST(InverseReportTest, CombineRefusesWhatDoesNotFit) {
   EXPECT_THROW(InverseReport::combine({}), Error);
   EXPECT_THROW(InverseReport::combine({InverseReport()}), Error);
