@@ -102,48 +102,61 @@ std::string describe(const nlohmann::json& value) {
       return "an object";
     case nlohmann::json::value_t::array:
       return "an array";
+    case nlohmann::json::value_t::discarded:
+      return "nothing";
     default:
       return value.type_name();
   }
 }
 
-void wrong_field(std::string_view origin, const std::string& field, std::string_view expected, const nlohmann::json& got) {
-  fail(ErrorKind::kData, origin, "expected ", expected, " for ", in_quotes(field), ", got ", describe(got), ". Correct the value.");
+void wrong_field(const Source& source, const std::string& field, std::string_view expected, const nlohmann::json& got) {
+  fail(ErrorKind::kData, source.origin, "expected ", expected, field.empty() ? "" : " for " + in_quotes(field), ", got ", describe(got),
+       ". ", source.next_step);
 }
 
-void read_field(bool& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
-  if (!json.is_boolean()) wrong_field(origin, field, "true or false", json);
+const nlohmann::json& nothing() {
+  static const nlohmann::json value(nlohmann::json::value_t::discarded);
+  return value;
+}
+
+void read_field(bool& value, const nlohmann::json& json, const std::string& field, const Source& source) {
+  if (!json.is_boolean()) wrong_field(source, field, "true or false", json);
   value = json.get<bool>();
 }
 
-void read_field(std::int64_t& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
-  if (!is_int64(json)) wrong_field(origin, field, "a 64-bit integer", json);
+void read_field(std::int64_t& value, const nlohmann::json& json, const std::string& field, const Source& source) {
+  if (!is_int64(json)) wrong_field(source, field, "a 64-bit integer", json);
   value = json.get<std::int64_t>();
 }
 
-void read_field(double& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
-  if (!json.is_number() || !std::isfinite(json.get<double>())) wrong_field(origin, field, "a finite number", json);
+void read_field(double& value, const nlohmann::json& json, const std::string& field, const Source& source) {
+  const bool may_be_null = source.record && !std::isfinite(value);
+  if (may_be_null && json.is_null()) {
+    value = std::nan("");
+    return;
+  }
+  if (!json.is_number() || !std::isfinite(json.get<double>())) {
+    wrong_field(source, field, may_be_null ? "a number or null" : "a finite number", json);
+  }
   constexpr std::int64_t kExactIntegers = std::int64_t{1} << 53;  // beyond it an integer may not be a double
   const bool exact = json.is_number_unsigned()  ? json.get<std::uint64_t>() <= std::uint64_t{kExactIntegers}
                      : json.is_number_integer() ? json.get<std::int64_t>() >= -kExactIntegers
                                                 : true;
-  if (!exact) wrong_field(origin, field, "a number that a double holds exactly", json);
+  if (!exact) wrong_field(source, field, "a number that a double holds exactly", json);
   value = json.get<double>();
 }
 
-void read_field(std::string& value, const nlohmann::json& json, const std::string& field, std::string_view origin) {
-  if (!json.is_string()) wrong_field(origin, field, "a string", json);
+void read_field(std::string& value, const nlohmann::json& json, const std::string& field, const Source& source) {
+  if (!json.is_string()) wrong_field(source, field, "a string", json);
   value = json.get<std::string>();
 }
 
-void check_keys(const nlohmann::json& json, const std::vector<std::string>& names, const std::string& field, std::string_view origin) {
-  if (!json.is_object()) {
-    fail(ErrorKind::kData, origin, "expected an object of options", field.empty() ? "" : " for " + in_quotes(field), ", got ",
-         describe(json), ". Correct the value.");
-  }
+void check_object(const nlohmann::json& json, const std::vector<std::string>& names, const std::string& field, const Source& source) {
+  if (!json.is_object()) wrong_field(source, field, source.record ? "an object" : "an object of options", json);
+  if (source.record) return;
   for (const auto& [key, value] : json.items()) {
     if (std::find(names.begin(), names.end(), key) == names.end()) {
-      fail(ErrorKind::kData, origin, "expected ", field.empty() ? "an option" : "an option of " + in_quotes(field), " named ",
+      fail(ErrorKind::kData, source.origin, "expected ", field.empty() ? "an option" : "an option of " + in_quotes(field), " named ",
            list_names(key, names), ", got the unknown ", in_quotes(key), ". Correct or remove it.");
     }
   }

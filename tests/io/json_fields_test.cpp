@@ -275,6 +275,73 @@ TEST(JsonFields, NonFiniteElementsAreErrors) {
   expect_contains(error_of([&] { fields_to_json(ListOptions{.rate = nan}); }, ErrorKind::kUsage), "a finite number for 'rate'");
 }
 
+struct PartRecord {
+  double share = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> list{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("share", self.share, "");
+    field("list", self.list, "");
+  }
+};
+
+struct WholeRecord {
+  std::int64_t steps = 0;
+  double seconds = 0;
+  std::optional<double> loss{};
+  std::optional<PartRecord> last{};
+  std::vector<PartRecord> parts{};
+  PartOf<InnerOptions> options{};
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& field) {
+    field("steps", self.steps, "");
+    field("seconds", self.seconds, "");
+    field("loss", self.loss, "");
+    field("last", self.last, "");
+    field("parts", self.parts, "");
+    field("options", self.options, "");
+  }
+};
+
+WholeRecord record_of(const std::string& text) { return record_from_json<WholeRecord>(parse_json(text, "test"), "test", "Next."); }
+
+TEST(JsonRecords, KeepTheirOrderAndWhatIsNotFinite) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  WholeRecord record{.steps = 3, .loss = nan, .parts = {{.share = nan, .list = {1, nan}}}};
+  record.options.whole = {{"target", 0.5}, {"steps", 7}, {"more", "kept"}};
+  const std::string text = record_to_json(record).dump();
+  EXPECT_EQ(text, R"({"steps":3,"seconds":0.0,"loss":null,"parts":[{"share":null,"list":[1.0,null]}],)"
+                  R"("options":{"more":"kept","steps":7,"target":0.5}})");
+  const WholeRecord back = record_of(text);
+  EXPECT_EQ(record_to_json(back).dump(), text);
+  EXPECT_TRUE(back.loss && std::isnan(*back.loss));
+  EXPECT_TRUE(std::isnan(back.parts.at(0).share) && std::isnan(back.parts.at(0).list.at(1)));
+  EXPECT_FALSE(back.last);
+  EXPECT_EQ(back.options.steps, 7);
+  EXPECT_EQ(record_to_json(std::vector<PartRecord>(2)).dump(), R"([{"share":null,"list":[]},{"share":null,"list":[]}])");
+}
+
+TEST(JsonRecords, PassOverWhatOtherVersionsWriteAndNameWhatIsMissing) {
+  const std::string good = R"({"steps":1,"seconds":2,"new":[],"parts":[],"options":{"target":1,"steps":2}})";
+  EXPECT_EQ(record_of(good).steps, 1);
+  const auto refused = [&](const std::string& old_text, const std::string& new_text, const std::string& expected) {
+    std::string text = good;
+    const std::string error = error_of([&] { record_of(text.replace(text.find(old_text), old_text.size(), new_text)); });
+    expect_contains(error, expected);
+    expect_contains(error, "Next.");
+  };
+  refused("\"steps\":1", "\"stops\":1", "a 64-bit integer for 'steps', got nothing");
+  refused("\"seconds\":2", "\"seconds\":null", "a finite number for 'seconds', got null");
+  refused("\"new\":[]", "\"loss\":\"x\"", "a number or null for 'loss', got the string 'x'");
+  refused("\"new\":[]", "\"last\":3", "an object for 'last', got the integer 3");
+  refused("[],\"options", "[{\"share\":1}],\"options", "an array for 'parts[0].list', got nothing");
+  refused("[],\"options", "[{\"share\":1,\"list\":[2,\"x\"]}],\"options", "a number or null for 'parts[0].list[1]'");
+  refused(",\"steps\":2", "", "a 64-bit integer for 'options.steps', got nothing");
+  refused("\"options\"", "\"opinions\"", "an object for 'options', got nothing");
+}
+
 TEST(JsonFields, DepthOfExactlyTheLimitIsRead) {
   EXPECT_EQ(parse_json(std::string(64, '[') + std::string(64, ']'), "test").dump().size(), 128U);
   expect_contains(error_of([] { parse_json(std::string(65, '[') + std::string(65, ']'), "test"); }), "at most 64 levels");
