@@ -44,6 +44,9 @@ PUBLIC = re.compile(r"^([a-z_]+|(ATen|c10|torch)/.*)$")
 # Including this one gives all of the public face: it, and what it includes, directly or not, is installed; all other headers are internal.
 UMBRELLA = "invattn/invattn.h"
 
+# In report/ each experiment has a folder, which includes none of the others; of what lies beside the folders this file alone includes them.
+REPORTS_OF_ALL = "report.cpp"
+
 SOURCE_ROOTS = ("invattn", "apps", "tests", "bench", "examples", "python")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -91,6 +94,9 @@ def findings_of(root, path, public):
             if other != room and ROOMS[room] is not ALL and other not in ROOMS[room]:
                 may = ", ".join(sorted(ROOMS[room])) or "no other room"
                 yield number, f"{room}/ must not include {other}/ (it may include {may})"
+        if header.startswith("invattn/report/") and header.count("/") > 2 and room == "report" and parts[2] != REPORTS_OF_ALL:
+            if len(parts) < 4 or parts[2] != header.split("/")[2]:
+                yield number, f"the report of an experiment is known to {REPORTS_OF_ALL} alone: what others need of {header} belongs beside the folders"
         if header.startswith(FORBIDDEN.get(room, ())):
             yield number, f"{room}/ must not include <{header}>"
         if path.relative_to(root).as_posix() in public and not ours and not PUBLIC.match(header):
@@ -128,11 +134,15 @@ def self_test():
         "invattn/nn/public.h": '#include <nlohmann/json.hpp>',
         "invattn/ops/deep.h": '#include <hwy/highway.h>',
         "invattn/attic/file.cpp": "#include <vector>",
+        "invattn/report/frame.h": '#include "invattn/report/density/run.h"',
+        "invattn/report/density/page.cpp": '#include "invattn/report/detection/run.h"',
     }
     good = {
         "invattn/nn/block.cpp": '#include "invattn/solver/anderson.h"\n#include <torch/nn/module.h>',
         "invattn/io/private.cpp": "#include <nlohmann/json.hpp>",
         "invattn/core/error.h": "#include <string>",
+        "invattn/report/report.cpp": '#include "invattn/report/density/run.h"',
+        "invattn/report/density/run.cpp": '#include "invattn/report/density/run.h"\n#include "invattn/report/table.h"',
         "invattn/io/internal.h": "#include <nlohmann/json.hpp>",
         "invattn/invattn.h": '#include "invattn/nn/public.h"\n#include "invattn/nn/middle.h"',
         "invattn/nn/middle.h": '#include "invattn/ops/deep.h"',

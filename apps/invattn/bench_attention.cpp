@@ -135,16 +135,16 @@ reporting::Table table_of(const std::vector<BenchRow>& rows) {
     return reporting::TableCell{reporting::short_number(reference) + " / " + reporting::short_number(fast)};
   };
   for (const BenchRow& row : rows) {
-    std::vector<reporting::TableCell> cells = {{std::string(to_string(row.what.kind))},
-                                               {std::string(to_string(row.what.normalization))},
-                                               {shape_text(row.what.shape)},
-                                               {reporting::short_number(row.reference.milliseconds)},
-                                               {reporting::short_number(row.fast.milliseconds)},
-                                               {reporting::short_number(row.ratio())},
-                                               {memory_text(row.reference.memory)},
-                                               {memory_text(row.fast.memory)},
-                                               {reporting::short_number(row.relative_difference())},
-                                               {std::to_string(row.reference.runs) + " / " + std::to_string(row.fast.runs)}};
+    std::vector<reporting::TableCell> cells = {std::string(to_string(row.what.kind)),
+                                               std::string(to_string(row.what.normalization)),
+                                               shape_text(row.what.shape),
+                                               reporting::short_number(row.reference.milliseconds),
+                                               reporting::short_number(row.fast.milliseconds),
+                                               reporting::short_number(row.ratio()),
+                                               memory_text(row.reference.memory),
+                                               memory_text(row.fast.memory),
+                                               reporting::short_number(row.relative_difference()),
+                                               std::to_string(row.reference.runs) + " / " + std::to_string(row.fast.runs)};
     if (inverse) {
       const InverseFigures& reference = *row.reference.inverse;
       const InverseFigures& fast = *row.fast.inverse;
@@ -276,14 +276,9 @@ reporting::Table table_of(const std::vector<GrowthPoint>& points) {
       const double larger = static_cast<double>(what.positions()) / static_cast<double>(before->what.positions());
       if (larger != 1) exponent = reporting::short_number(std::log(side.milliseconds / before->side.milliseconds) / std::log(larger));
     }
-    table.rows.push_back({{what.device.str()},
-                          {std::string(to_string(what.kind))},
-                          {std::string(to_string(what.normalization))},
-                          {std::to_string(what.positions())},
-                          {reporting::short_number(side.milliseconds)},
-                          {memory_text(side.memory)},
-                          {exponent},
-                          {std::to_string(side.runs)}});
+    table.rows.push_back({what.device.str(), std::string(to_string(what.kind)), std::string(to_string(what.normalization)),
+                          std::to_string(what.positions()), reporting::short_number(side.milliseconds), memory_text(side.memory), exponent,
+                          std::to_string(side.runs)});
     before = &point;
   }
   return table;

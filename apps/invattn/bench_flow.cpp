@@ -261,14 +261,9 @@ reporting::Table table_of(const std::vector<FlowPoint>& points) {
     }
     std::string blocks = std::to_string(point.size.blocks);
     for (int64_t scale = 1; scale < point.size.scales; ++scale) blocks.append("-").append(std::to_string(point.size.blocks));
-    table.rows.push_back({{kFlowAxes[point.axis].name},
-                          {std::to_string(point.size.batch)},
-                          {std::to_string(point.size.hidden)},
-                          {blocks},
-                          {reporting::short_number(point.side.milliseconds)},
-                          {memory_text(point.side.memory)},
-                          {exponent},
-                          {std::to_string(point.side.runs)}});
+    table.rows.push_back({kFlowAxes[point.axis].name, std::to_string(point.size.batch), std::to_string(point.size.hidden), blocks,
+                          reporting::short_number(point.side.milliseconds), memory_text(point.side.memory), exponent,
+                          std::to_string(point.side.runs)});
     before = &point;
   }
   return table;

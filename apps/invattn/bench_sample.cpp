@@ -198,13 +198,11 @@ reporting::Table table_of(const SampleFigures& figures) {
                          .labels = 1,
                          .header = {"blocks undone by", "ms per image", "ratio", "evaluations", "most", "residual", "largest error"}};
   for (const SampleSide& side : figures.sides) {
-    table.rows.push_back({{side.name},
-                          {reporting::short_number(side.milliseconds)},
-                          {reporting::short_number(side.milliseconds / figures.sides.front().milliseconds)},
-                          {reporting::short_number(side.evaluations)},
-                          {reporting::short_number(side.most_evaluations)},
-                          {reporting::short_number(side.residual)},
-                          {reporting::short_number(side.error) + (side.converged ? "" : ", not converged")}});
+    table.rows.push_back({side.name, reporting::short_number(side.milliseconds),
+                          reporting::short_number(side.milliseconds / figures.sides.front().milliseconds),
+                          reporting::short_number(side.evaluations), reporting::short_number(side.most_evaluations),
+                          reporting::short_number(side.residual),
+                          reporting::short_number(side.error) + (side.converged ? "" : ", not converged")});
   }
   return table;
 }

@@ -258,7 +258,7 @@ void evaluate(const ModelArguments& arguments) {
   const DensityScore result = score(arguments, evaluation, processes, plane);
   if (!processes.world.leads()) return;
   if (arguments.json) {
-    auto json = nlohmann::ordered_json::parse(to_json(result));
+    auto json = record_to_json(result);
     json["seconds"] = result.seconds;
     std::cout << json_text(json, 1) << std::endl;
   } else {

@@ -47,7 +47,7 @@ void print(const DetectionScore& score) {
 }
 
 void print(const std::vector<BlockInverse>& inverses) {
-  for (const BlockInverse& inverse : inverses) std::cout << "inverse    " << inverse.text() << "\n";
+  for (const BlockInverse& inverse : inverses) std::cout << "inverse    " << text_of(inverse) << "\n";
 }
 
 DetectionObserver observer_of(Progress& progress) {
@@ -174,9 +174,9 @@ void evaluate(const ModelArguments& arguments) {
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, pairs.images, arguments.evaluation, observer_of(progress));
   if (arguments.json) {
-    auto json = ordered_json::parse(to_json(score));
+    auto json = record_to_json(figures_of(score));
     json["seconds"] = score.seconds;
-    if (arguments.invert) json["inverses"] = ordered_json::parse(to_json(inverses));
+    if (arguments.invert) json["inverses"] = record_to_json(inverses);
     std::cout << json_text(json, 1) << std::endl;
   } else {
     print(score);
@@ -249,7 +249,7 @@ void predict(const ModelArguments& arguments) {
   std::vector<BlockInverse> inverses;
   if (arguments.invert) inverses = check_inverses(*detector, at::stack(inputs), arguments.evaluation, observer_of(progress));
   if (arguments.json) {
-    std::cout << json_text({{"images", list}, {"inverses", ordered_json::parse(to_json(inverses))}}, 1) << std::endl;
+    std::cout << json_text({{"images", list}, {"inverses", record_to_json(inverses)}}, 1) << std::endl;
   } else {
     for (const auto& entry : list) {
       std::cout << shown(entry["map"].get<std::string>()) << ": " << number_text("%.1f", 100 * entry["object"].get<double>())

@@ -86,7 +86,11 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   }
   const int64_t undone = std::min(options.inverse_images, count);
   const DensityLogDet log_det = options.log_det.covering(flow.options().constant);
-  DensityScore score{.images = count, .estimator = describe(log_det.options()), .inverse_images = undone};
+  DensityScore score;
+  score.images = count;
+  score.estimator = describe(log_det.options());
+  score.inverse_images = undone;
+  score.inverse_error = 0;
   score.values = at::zeros({count}, at::kDouble);
   int64_t number = 0;
   if (observer) observer(0, "evaluating");
@@ -117,36 +121,16 @@ DensityScore score_density(FlowImpl& flow, const at::Tensor& data, const Density
   return score;
 }
 
-std::string to_json(const DensityScore& score) {
-  return nlohmann::ordered_json{{"bits", json_number(score.bits)},
-                                {"standard_error", json_number(score.standard_error)},
-                                {"images", score.images},
-                                {"estimator", score.estimator},
-                                {"inverse_images", score.inverse_images},
-                                {"inverse_failures", score.inverse_failures},
-                                {"inverse_error", json_number(score.inverse_error)},
-                                {"iterations", score.iterations},
-                                {"exact", score.exact}}
-      .dump();
-}
-
 std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run) {
   const std::filesystem::path path = run.folder / "evaluation.json";
-  nlohmann::ordered_json evaluations = nlohmann::ordered_json::array();
+  DensityTests tests;
   if (std::filesystem::exists(path)) {
-    const auto known = parse_json(read_regular_file(path, {.origin = "density", .what = "a file of a run"}), path.string());
-    if (!known.is_object() || !known.contains("evaluations") || !known["evaluations"].is_array())
-      fail(ErrorKind::kData, path.string(), "expected evaluations of a flow, got something else. Remove the file.");
-    for (const auto& entry : known["evaluations"]) {
-      const bool same = entry.is_object() && entry.value("estimator", nlohmann::json()) == nlohmann::json(score.estimator);
-      if (!same) evaluations.push_back(nlohmann::ordered_json(entry));
-    }
+    const std::string text = read_regular_file(path, {.origin = "density", .what = "a file of a run"});
+    tests = record_from_json<DensityTests>(parse_json(text, path.string()), path.string(), "Remove the file.");
   }
-  auto entry = nlohmann::ordered_json::parse(to_json(score));
-  entry["seconds"] = json_number(score.seconds);
-  entry["made_with"] = nlohmann::ordered_json::parse(made_with(run));
-  evaluations.push_back(std::move(entry));
-  write_file_atomically(path, json_text(nlohmann::ordered_json{{"evaluations", std::move(evaluations)}}, 1) + "\n", "density");
+  std::erase_if(tests.evaluations, [&](const DensityTest& known) { return known.estimator == score.estimator; });
+  tests.evaluations.push_back({score, score.seconds, made_with(run)});
+  write_file_atomically(path, json_text(record_to_json(tests), 1) + "\n", "density");
   return write_report(run.folder).html;
 }
 

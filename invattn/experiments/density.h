@@ -9,21 +9,12 @@
 
 #include "invattn/experiments/density_options.h"
 #include "invattn/experiments/run_folder.h"
+#include "invattn/report/density/record.h"
 #include "invattn/solver/report.h"
 
 namespace invattn {
 
-/// How good a density is, and whether it can be undone.
-struct DensityScore {
-  double bits = 0;            ///< per dimension, mean over the images (points of the plane: nats per point)
-  double standard_error = 0;  ///< of that mean, estimator's noise included
-  int64_t images = 0;
-  std::string estimator{};
-  int64_t inverse_images = 0;
-  int64_t inverse_failures = 0;  ///< images that were not undone (see RoundTrip)
-  double inverse_error = 0;      ///< largest |x - inverse(forward(x))|, as a part of the range of the pixels (of the plane: as it is)
-  int64_t iterations = 0;        ///< of all blocks together, at most
-  int64_t exact = 0;             ///< log-determinants of attention blocks that a roulette might not find and that were computed exactly
+struct DensityScore : DensityFigures {
   double seconds = 0;
   at::Tensor values{};  ///< (images) float64 on the CPU: of each image
 };
@@ -52,9 +43,6 @@ RoundTrip round_trip(const at::Tensor& x, const Solution& back, bool plane);
 /// Adds a score on test data to RUN/evaluation.json, in place of one by the same estimator, and makes the report of the run again.
 /// Returns the report's path.
 std::filesystem::path save_evaluation(const DensityScore& score, const RunSettings& run);
-
-/// As a JSON object, but for the seconds and the values; what is not finite is null.
-std::string to_json(const DensityScore& score);
 
 /// What is being done, and how much of it is done.
 using DensityObserver = std::function<void(double fraction, const std::string& doing)>;

@@ -28,8 +28,8 @@
 #include "invattn/io/safetensors.h"
 #include "invattn/nn/archive.h"
 #include "invattn/nn/attention.h"
-#include "invattn/report/foreign_json.h"
 #include "invattn/report/report.h"
+#include "invattn/report/run_files.h"
 
 namespace invattn {
 namespace {
@@ -288,7 +288,7 @@ StudyRun summary_of(const Judged& judged, const std::string& model, double secon
                .inverse_failures = validation.inverse_failures,
                .look_steps = record.looks.steps,
                .look_bits = record.looks.bits,
-               .made_with = record.made_with};
+               .made_with = record.made_with.text()};
   if (judged.without.values.defined()) {
     run.without = judged.without.values.mean().item<double>();
     run.without_values = judged.without.file;
@@ -483,15 +483,18 @@ DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, 
   require(options.data.empty() || data_name(options.data) == data_name(first.options.data), kOrigin, "expected the data of the runs, ",
           data_name(first.options.data), ", got --data ", options.data, ".");
 
-  DensityStudy result{.dataset = first.record.dataset,
-                      .height = first.record.height,
-                      .width = first.record.width,
-                      .plane = first.record.plane,
-                      .match = options.match,
-                      .baseline = baseline_of(runs, options.baseline),
-                      .seed = options.seed,
-                      .steps = first.record.steps,
-                      .seconds = training_seconds(first)};
+  DensityStudy result;
+  result.experiment = Experiment::kDensityStudy;
+  result.made_with = made_with(study);
+  result.dataset = first.record.dataset;
+  result.height = first.record.height;
+  result.width = first.record.width;
+  result.plane = first.record.plane;
+  result.match = options.match;
+  result.baseline = baseline_of(runs, options.baseline);
+  result.seed = options.seed;
+  result.steps = first.record.steps;
+  result.seconds = training_seconds(first);
   result.arms = {result.baseline};
   for (const std::string& arm : arms_of(runs)) {
     if (arm != result.baseline) result.arms.push_back(arm);
@@ -531,10 +534,7 @@ DensityStudy compare_density(const std::vector<std::filesystem::path>& folders, 
   }
   std::stable_sort(result.differences.begin(), result.differences.end(),
                    [](const StudyDifference& a, const StudyDifference& b) { return a.measure < b.measure; });
-  json written = fields_to_json(result);
-  written["experiment"] = to_string(Experiment::kDensityStudy);
-  written["made_with"] = parse_json(made_with(study), kOrigin);
-  write_file_atomically(study.folder / "study.json", json_text(written, 1) + "\n", kOrigin);
+  write_file_atomically(study.folder / "study.json", json_text(record_to_json(result), 1) + "\n", kOrigin);
   write_report(study.folder);
   return result;
 }

@@ -10,8 +10,8 @@
 
 #include "invattn/experiments/density.h"
 #include "invattn/experiments/density_options.h"
-#include "invattn/report/density_record.h"
-#include "invattn/report/density_study.h"
+#include "invattn/report/density/run.h"
+#include "invattn/report/density/study.h"
 
 namespace invattn {
 

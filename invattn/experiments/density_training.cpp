@@ -38,8 +38,6 @@
 namespace invattn {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr const char* kOrigin = "density";
 constexpr int64_t kPlanePixels = 200;
 constexpr const char* kTrainingLoss = "training_loss";  // in checkpoints
@@ -202,14 +200,13 @@ class Training : public TrainingTask {
   // ---- looking at it
 
   std::string report(const TrainingFigures& figures) override {
-    trainer_->record(ordered_json{{"step", trainer_->step()},
-                                  {"bits", json_number(figures.loss)},
-                                  {"penalty", json_number(figures.penalty)},
-                                  {"gradient_norm", json_number(figures.gradient_norm)},
-                                  {"largest", json_number(figures.largest)},
-                                  {"learning_rate", trainer_->optimizer().options().learning_rate},
-                                  {"seconds", json_number(trainer_->seconds())}}
-                         .dump());
+    record_line(DensityStep{.step = trainer_->step(),
+                            .bits = figures.loss,
+                            .penalty = figures.penalty,
+                            .gradient_norm = figures.gradient_norm,
+                            .largest = figures.largest,
+                            .learning_rate = trainer_->optimizer().options().learning_rate,
+                            .seconds = trainer_->seconds()});
     return "step " + std::to_string(trainer_->step()) + " of " + std::to_string(options_.steps) + ": " +
            number_text("%.4f ", figures.loss) + unit_name() +
            (trainer_->guard().size() > 0 ? number_text(", largest local constant %.3f", figures.largest) : "") +
@@ -232,19 +229,24 @@ class Training : public TrainingTask {
     if (!gap.warning.empty()) progress_.keep(gap.warning);
   }
 
+  template <class Line>
+  void record_line(const Line& line) {
+    trainer_->record(json_text(record_to_json(line)));
+  }
+
   /// A line of metrics.jsonl with the held-out figure beside the training loss.
   DensityGap record(const DensityScore& score, bool last) {
     const auto [training, error] = loss_->mean();
     DensityGap gap = density_gap(score, training, error, plane_);
-    ordered_json line{{"step", trainer_->step()},
-                      {"validation", json_number(score.bits)},
-                      {"validation_error", json_number(score.standard_error)},
-                      {"training", json_number(gap.training)},
-                      {"training_error", json_number(gap.training_error)}};
-    if (!gap.warning.empty()) line["warning"] = gap.warning;
-    if (last) line["final"] = true;  // a training that goes on leaves it out
-    line["seconds"] = json_number(trainer_->seconds());
-    trainer_->record(line.dump());
+    DensityLook line{.step = trainer_->step(),
+                     .validation = score.bits,
+                     .validation_error = score.standard_error,
+                     .training = gap.training,
+                     .training_error = gap.training_error,
+                     .seconds = trainer_->seconds()};
+    if (!gap.warning.empty()) line.warning = gap.warning;
+    if (last) line.last = true;
+    record_line(line);
     return gap;
   }
 
@@ -327,25 +329,26 @@ class Training : public TrainingTask {
   }
 
   void write_results(const DensityOutcome& outcome) const {
-    const ordered_json results{{"finished", true},
-                               {"experiment", to_string(Experiment::kDensity)},
-                               {"data", options_.data},
-                               {"height", options_.flow.height},
-                               {"width", options_.flow.width},
-                               {"attention", to_string(options_.flow.attention)},
-                               {"batch", options_.batch},
-                               {"seed", options_.seed},
-                               {"steps", trainer_->step()},
-                               {"seconds", json_number(trainer_->seconds())},
-                               {"parameters", parameter_count(*flow_)},
-                               {"memory_mib", json_number(memory_)},
-                               {"unit", unit_name()},
-                               {"validation", ordered_json::parse(to_json(outcome.validation))},
-                               {"training_loss", json_number(outcome.gap.training)},
-                               {"warning", outcome.gap.warning},
-                               {"certificates", outcome.promises},
-                               {"made_with", ordered_json::parse(made_with(run_.run))}};
-    write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
+    DensityResults results;
+    results.finished = true;
+    results.experiment = Experiment::kDensity;
+    results.made_with = made_with(run_.run);
+    results.data = options_.data;
+    results.height = options_.flow.height;
+    results.width = options_.flow.width;
+    results.attention = to_string(options_.flow.attention);
+    results.batch = options_.batch;
+    results.seed = options_.seed;
+    results.steps = trainer_->step();
+    results.seconds = trainer_->seconds();
+    results.parameters = parameter_count(*flow_);
+    results.memory_mib = memory_;
+    results.unit_name = unit_name();
+    results.validation = static_cast<const DensityFigures&>(outcome.validation);
+    results.training_loss = outcome.gap.training;
+    results.warning = outcome.gap.warning;
+    results.certificates = outcome.promises;
+    write_file_atomically(folder_ / "results.json", json_text(record_to_json(results), 1) + "\n", kOrigin);
   }
 
   const DensityOptions& options_;

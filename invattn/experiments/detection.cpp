@@ -12,7 +12,6 @@
 #include "invattn/core/error.h"
 #include "invattn/core/memory.h"
 #include "invattn/io/image_file.h"
-#include "invattn/io/json_fields.h"
 #include "invattn/lipschitz/local_constant.h"
 #include "invattn/nn/evaluating.h"
 #include "invattn/ops/full_precision.h"
@@ -21,8 +20,6 @@
 
 namespace invattn {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr const char* kOrigin = "detection";
 constexpr int64_t kMostCells = 22;          // along a side of a picture of attention
@@ -80,16 +77,16 @@ void share(std::vector<SegmentationScores>& scores, int64_t batch, const World& 
 
 }  // namespace
 
-std::string to_json(const DetectionScore& score) {
+DetectionFigures figures_of(const DetectionScore& score) {
   const SegmentationScores& s = score.scores;
-  return ordered_json{{"images", score.images},
-                      {"mae", json_number(s.mae)},
-                      {"s_measure", json_number(s.s_measure)},
-                      {"weighted_f", json_number(s.weighted_f)},
-                      {"f_measure", {{"adaptive", s.adaptive_f}, {"mean", s.mean_f()}, {"max", s.max_f()}}},
-                      {"e_measure", {{"adaptive", s.adaptive_e}, {"mean", s.mean_e()}, {"max", s.max_e()}}},
-                      {"curves", {{"precision", s.precision}, {"recall", s.recall}, {"f_measure", s.f}, {"e_measure", s.e}}}}
-      .dump();
+  const auto list = [](const auto& curve) { return std::vector<double>(curve.begin(), curve.end()); };
+  return {.images = score.images,
+          .mae = s.mae,
+          .s_measure = s.s_measure,
+          .weighted_f = s.weighted_f,
+          .f_measure = {.adaptive = s.adaptive_f, .mean = s.mean_f(), .max = s.max_f()},
+          .e_measure = {.adaptive = s.adaptive_e, .mean = s.mean_e(), .max = s.max_e()},
+          .curves = {.precision = list(s.precision), .recall = list(s.recall), .f_measure = list(s.f), .e_measure = list(s.e)}};
 }
 
 at::Tensor map_of(const at::Tensor& logits, int64_t height, int64_t width) {
@@ -147,26 +144,11 @@ DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, c
   return {.scores = mean_scores(scores), .images = pairs.size(), .seconds = seconds_since(start)};
 }
 
-std::string BlockInverse::text() const {
-  return "level " + std::to_string(level) + ", " + std::to_string(positions) + " positions: " + std::to_string(images - failures) + " of " +
-         std::to_string(images) + " images undone, residual " + number_text("%.1e", residual) + ", largest error " +
-         number_text("%.1e", error) + ", at most " + std::to_string(iterations) + " iterations, local constant " +
-         number_text("%.3f", constant);
-}
-
-std::string to_json(const std::vector<BlockInverse>& inverses) {
-  auto list = ordered_json::array();
-  for (const BlockInverse& inverse : inverses) {
-    list.push_back({{"level", inverse.level},
-                    {"positions", inverse.positions},
-                    {"images", inverse.images},
-                    {"failures", inverse.failures},
-                    {"residual", json_number(inverse.residual)},
-                    {"error", json_number(inverse.error)},
-                    {"constant", json_number(inverse.constant)},
-                    {"iterations", inverse.iterations}});
-  }
-  return list.dump();
+std::string text_of(const BlockInverse& inverse) {
+  return "level " + std::to_string(inverse.level) + ", " + std::to_string(inverse.positions) +
+         " positions: " + std::to_string(inverse.images - inverse.failures) + " of " + std::to_string(inverse.images) +
+         " images undone, residual " + number_text("%.1e", inverse.residual) + ", largest error " + number_text("%.1e", inverse.error) +
+         ", at most " + std::to_string(inverse.iterations) + " iterations, local constant " + number_text("%.3f", inverse.constant);
 }
 
 std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tensor& images, const DetectionEvaluation& options,
@@ -179,7 +161,7 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
   const FullPrecision precise;
   const Evaluating evaluating(detector);
   const Recording recording(detector);
-  std::vector<BlockInverse> result(blocks.size());
+  std::vector<BlockInverse> result(blocks.size(), {.residual = 0, .error = 0, .constant = 0});
   const auto larger = [](double a, double b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); };
   if (observer) observer(0, "undoing the attention");
   for (int64_t first = 0; first < images.size(0); first += options.batch) {
@@ -207,7 +189,7 @@ std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tenso
 void require_inverted(const std::vector<BlockInverse>& inverses) {
   for (const BlockInverse& inverse : inverses) {
     if (inverse.failures == 0) continue;
-    fail(ErrorKind::kNotConverged, kOrigin, "expected every image's features to be undone, got ", inverse.text(),
+    fail(ErrorKind::kNotConverged, kOrigin, "expected every image's features to be undone, got ", text_of(inverse),
          ". Was the network trained under the guard? `invattn info MODEL` shows its certificates.");
   }
 }

@@ -13,6 +13,7 @@
 #include "invattn/experiments/detection_options.h"
 #include "invattn/experiments/run_folder.h"
 #include "invattn/metrics/segmentation.h"
+#include "invattn/report/detection/record.h"
 
 namespace invattn {
 
@@ -25,8 +26,7 @@ struct DetectionScore {
   double seconds = 0;
 };
 
-/// As a JSON object, with the curves but without the seconds.
-std::string to_json(const DetectionScore& score);
+DetectionFigures figures_of(const DetectionScore& score);
 
 /// Grey levels (H, W) uint8 of the probabilities of an object, of one image's output (1, h, w): bilinear to the size wanted, then the
 /// sigmoid.
@@ -39,21 +39,8 @@ at::Tensor map_of(const at::Tensor& logits, int64_t height, int64_t width);
 DetectionScore score_detection(DetectorImpl& detector, const MaskPairs& pairs, const DetectionEvaluation& options,
                                const std::filesystem::path& maps = {}, const DetectionObserver& observer = {}, const World& world = {});
 
-/// How the invertible attention of one level was undone on the features that it meets.
-struct BlockInverse {
-  int64_t level = 0;      ///< 1 is the finest
-  int64_t positions = 0;  ///< of an image
-  int64_t images = 0;
-  int64_t failures = 0;    ///< images whose inverse did not converge
-  double residual = 0;     ///< largest, as the solvers define it
-  double error = 0;        ///< largest |x - inverse(forward(x))|
-  double constant = 0;     ///< largest local Lipschitz constant of the branch
-  int64_t iterations = 0;  ///< at most
-
-  std::string text() const;
-};
-
-std::string to_json(const std::vector<BlockInverse>& inverses);
+/// One line for people.
+std::string text_of(const BlockInverse& inverse);
 
 /// Runs the network over images (N, 3, H, W) uint8 and undoes each invertible block there, in float32. A usage error where it has none.
 std::vector<BlockInverse> check_inverses(DetectorImpl& detector, const at::Tensor& images, const DetectionEvaluation& options,

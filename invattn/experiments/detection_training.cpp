@@ -30,8 +30,6 @@
 namespace invattn {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr const char* kOrigin = "detection";
 constexpr int64_t kMeasuredBatch = 8;
 
@@ -157,14 +155,14 @@ class Training : public TrainingTask {
   // ---- looking at it
 
   std::string report(const TrainingFigures& figures) override {
-    trainer_->record(ordered_json{{"step", trainer_->step()},
-                                  {"epoch", static_cast<double>(trainer_->step()) / static_cast<double>(per_epoch())},
-                                  {"loss", json_number(figures.loss)},
-                                  {"penalty", json_number(figures.penalty)},
-                                  {"largest", json_number(figures.largest)},
-                                  {"learning_rate", trainer_->optimizer().options().learning_rate},
-                                  {"seconds", json_number(trainer_->seconds())}}
-                         .dump());
+    const DetectionStep line{.step = trainer_->step(),
+                             .epoch = static_cast<double>(trainer_->step()) / static_cast<double>(per_epoch()),
+                             .loss = figures.loss,
+                             .penalty = figures.penalty,
+                             .largest = figures.largest,
+                             .learning_rate = trainer_->optimizer().options().learning_rate,
+                             .seconds = trainer_->seconds()};
+    trainer_->record(json_text(record_to_json(line)));
     return "epoch " + std::to_string((trainer_->step() - 1) / per_epoch() + 1) + " of " + std::to_string(options_.epochs) + ": loss " +
            number_text("%.4f", figures.loss) +
            (trainer_->guard().size() > 0 ? number_text(", largest local constant %.3f", figures.largest) : "");
@@ -176,11 +174,10 @@ class Training : public TrainingTask {
     const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation, {}, {}, world_);
     trainer_->optimizer().swap_average();
     const SegmentationScores& s = score.scores;
-    trainer_->record(
-        ordered_json{{"step", trainer_->step()},
-                     {"epoch", trainer_->step() / per_epoch()},
-                     {"validation", {{"s_measure", s.s_measure}, {"f_measure", s.mean_f()}, {"e_measure", s.mean_e()}, {"mae", s.mae}}}}
-            .dump());
+    const DetectionLook line{.step = trainer_->step(),
+                             .epoch = static_cast<double>(trainer_->step() / per_epoch()),
+                             .validation = {.s_measure = s.s_measure, .f_measure = s.mean_f(), .e_measure = s.mean_e(), .mae = s.mae}};
+    trainer_->record(json_text(record_to_json(line)));
     progress_.keep("epoch " + std::to_string(trainer_->step() / per_epoch()) + ": S " + number_text("%.4f", s.s_measure) +
                    number_text(", mean F %.4f", s.mean_f()) + number_text(", mean E %.4f", s.mean_e()) + number_text(", MAE %.4f", s.mae) +
                    " on " + std::to_string(score.images) + " held-out images");
@@ -230,22 +227,23 @@ class Training : public TrainingTask {
   }
 
   void write_results(DetectionOutcome& outcome, bool judged, double seconds) const {
-    ordered_json results{{"finished", true},
-                         {"experiment", to_string(Experiment::kDetection)},
-                         {"data", options_.data},
-                         {"variant", to_string(options_.network.variant)},
-                         {"seed", options_.seed},
-                         {"epochs", options_.epochs},
-                         {"train_images", train_.size(0)},
-                         {"seconds", json_number(seconds)},
-                         {"seconds_per_epoch", json_number(seconds / static_cast<double>(options_.epochs))},
-                         {"parameters", parameter_count(*detector_)}};
-    if (judged) results["test"] = ordered_json::parse(to_json(outcome.test));
-    results["certificates"] = outcome.promises;
-    results["inverses"] = ordered_json::parse(to_json(outcome.inverses));
-    results["made_with"] = ordered_json::parse(made_with(run_.run));
-    results["made_with"]["weights"] = run_.weights.filename().string();
-    write_file_atomically(folder_ / "results.json", json_text(results, 1) + "\n", kOrigin);
+    DetectionResults results;
+    results.finished = true;
+    results.experiment = Experiment::kDetection;
+    results.made_with = made_with(run_.run);
+    results.made_with.weights = run_.weights.filename().string();
+    results.data = options_.data;
+    results.variant = to_string(options_.network.variant);
+    results.seed = options_.seed;
+    results.epochs = options_.epochs;
+    results.train_images = train_.size(0);
+    results.seconds = seconds;
+    results.seconds_per_epoch = seconds / static_cast<double>(options_.epochs);
+    results.parameters = parameter_count(*detector_);
+    if (judged) results.test = figures_of(outcome.test);
+    results.certificates = outcome.promises;
+    results.inverses = outcome.inverses;
+    write_file_atomically(folder_ / "results.json", json_text(record_to_json(results), 1) + "\n", kOrigin);
     if (judged) outcome.report = write_report(folder_).html;
   }
 

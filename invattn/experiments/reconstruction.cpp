@@ -19,6 +19,7 @@
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/regular_file.h"
+#include "invattn/report/reconstruction/record.h"
 #include "invattn/report/report.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/metrics_log.h"
@@ -27,15 +28,10 @@
 namespace invattn {
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
-
 constexpr const char* kOrigin = "reconstruct";
 constexpr double kSmallestSsim = 0.9999;  // of an inverse that is promised
 
-std::string format(const char* pattern, const json& value) {
-  return value.is_number() ? number_text(pattern, value.get<double>()) : "not finite";
-}
+std::string format(const char* pattern, double value) { return std::isfinite(value) ? number_text(pattern, value) : "not finite"; }
 
 /// The images of a cell as bytes, and those of a batch as numbers: before, behind and inside the block.
 void require_room(const ReconstructionOptions& options) {
@@ -55,21 +51,18 @@ void require_data(const ReconstructionOptions& options) {
   }
 }
 
-std::string summary(const ReconstructionCell& cell, const json& row) {
-  return cell.title() + ": loss " + format("%.4f", row.at("loss")) + ", largest local constant " + format("%.3g", row.at("lipschitz_max")) +
-         ", V-score " + format("%.2f %%", row.at("v_score")) + ", MSE " + format("%.1e", row.at("mse")) + ", " +
-         std::to_string(row.at("iterations_max").get<int64_t>()) + " iterations, " + duration_text(row.at("seconds").get<double>());
+std::string summary(const ReconstructionCell& cell, const NetworkFigures& row) {
+  return cell.title() + ": loss " + format("%.4f", row.loss) + ", largest local constant " + format("%.3g", row.lipschitz_max) +
+         ", V-score " + format("%.2f %%", row.v_score) + ", MSE " + format("%.1e", row.mse) + ", " + std::to_string(row.iterations_max) +
+         " iterations, " + duration_text(row.seconds);
 }
 
 /// Why an inverse that was promised did not come true, or nothing.
-std::string broken_promise(const json& row) {
-  const std::string policy = row.at("policy");
-  if (policy != "guarded" && policy != "strict") return "";
-  const int64_t failures = row.at("failures");
-  if (failures > 0)
-    return std::to_string(failures) + " of " + std::to_string(row.at("test_images").get<int64_t>()) + " images did not converge";
-  if (row.at("v_score").get<double>() < 100) return "V-score " + format("%.2f %%", row.at("v_score"));
-  if (!row.at("ssim").is_number() || row.at("ssim").get<double>() < kSmallestSsim) return "SSIM " + format("%.5f", row.at("ssim"));
+std::string broken_promise(const NetworkFigures& row) {
+  if (!row.promised()) return "";
+  if (row.failures > 0) return std::to_string(row.failures) + " of " + std::to_string(row.test_images) + " images did not converge";
+  if (!(row.v_score >= 100)) return "V-score " + format("%.2f %%", row.v_score);
+  if (!(row.ssim >= kSmallestSsim)) return "SSIM " + format("%.5f", row.ssim);
   return "";
 }
 
@@ -96,10 +89,10 @@ class RunFolder {
 
   std::filesystem::path cell_folder(const ReconstructionCell& cell) const { return settings_.folder / "cells" / cell.id(options_); }
   bool finished(const ReconstructionCell& cell) const { return std::filesystem::exists(cell_folder(cell) / "cell.json"); }
-  const std::vector<json>& rows() const { return rows_; }
+  const std::vector<CellRecord>& rows() const { return rows_; }
 
   /// Reads what the cell left and takes it into results.json.
-  const json& add(const ReconstructionCell& cell) {
+  const CellRecord& add(const ReconstructionCell& cell) {
     read_finished(cell);
     write_results(false);
     return rows_.back();
@@ -129,60 +122,39 @@ class RunFolder {
   }
 
   void write_results(bool complete) const {
-    ordered_json rows = ordered_json::array();
-    for (const json& cell : rows_) {
-      json row = cell;
-      row.erase("constants");
-      row.erase("curve");
-      for (json& inverse : row.at("inverses")) {
-        inverse.erase("residual_median");
-        inverse.erase("residual_largest");
-      }
-      rows.push_back(ordered_json(row));
-    }
-    const ordered_json results = {{"finished", complete},
-                                  {"experiment", to_string(Experiment::kReconstruction)},
-                                  {"rows", std::move(rows)},
-                                  {"made_with", ordered_json::parse(made_with(settings_))}};
-    write_file_atomically(settings_.folder / "results.json", json_text(results, 1) + "\n", kOrigin);
+    ReconstructionResults results;
+    results.finished = complete;
+    results.made_with = made_with(settings_);
+    for (const CellRecord& cell : rows_) results.rows.push_back(cell.row());
+    write_file_atomically(settings_.folder / "results.json", json_text(record_to_json(results), 1) + "\n", kOrigin);
   }
 
  private:
   std::string line_of(const ReconstructionCell& cell, const EpochReport& report) const {
-    return ordered_json{{"cell", cell.id(options_)},
-                        {"epoch", report.epoch},
-                        {"loss", json_number(report.loss)},
-                        {"penalty", json_number(report.penalty)},
-                        {"largest", json_number(report.largest)}}
+    return nlohmann::ordered_json{{"cell", cell.id(options_)},
+                                  {"epoch", report.epoch},
+                                  {"loss", json_number(report.loss)},
+                                  {"penalty", json_number(report.penalty)},
+                                  {"largest", json_number(report.largest)}}
         .dump();
   }
 
-  /// Adds what the cell left to the rows, and gives its lines of metrics.jsonl. Foreign bytes: all that is used later on is tried here.
+  /// Adds what the cell left to the rows, and gives its lines of metrics.jsonl.
   std::string read_finished(const ReconstructionCell& cell) {
+    constexpr std::string_view kAgain = "Remove the file to train this cell again.";
     const std::filesystem::path path = cell_folder(cell) / "cell.json";
-    json row = parse_json(read_regular_file(path, {.origin = kOrigin, .what = "a file of a run"}), path.string());
+    auto row = record_from_json<CellRecord>(
+        parse_json(read_regular_file(path, {.origin = kOrigin, .what = "a file of a run"}), path.string()), path.string(), kAgain);
+    if (row.id != cell.id(options_)) {
+      fail(ErrorKind::kData, path.string(), "expected the cell '", cell.id(options_), "', got ", in_quotes(row.id), ". ", kAgain);
+    }
+    const auto& [loss, penalty, largest] = row.curve;
+    if (penalty.size() != loss.size() || largest.size() != loss.size()) {
+      fail(ErrorKind::kData, path.string(), "expected lists of one length for 'curve', got others. ", kAgain);
+    }
     std::string lines;
-    try {
-      summary(cell, row);
-      broken_promise(row);
-      if (row.at("id").get<std::string>() != cell.id(options_)) {
-        fail(ErrorKind::kData, path.string(), "expected the cell '", cell.id(options_), "', got ",
-             in_quotes(row.at("id").get<std::string>()), ". Remove the file to train this cell again.");
-      }
-      for (const json& inverse : row.at("inverses").get_ref<const json::array_t&>()) inverse.get_ref<const json::object_t&>();
-      const json& curve = row.at("curve");
-      const auto at = [](const json& list, std::size_t i) { return list.at(i).is_number() ? list.at(i).get<double>() : std::nan(""); };
-      for (std::size_t i = 0; i < curve.at("loss").get_ref<const json::array_t&>().size(); ++i) {
-        lines += line_of(cell, {.epoch = static_cast<int64_t>(i) + 1,
-                                .loss = at(curve.at("loss"), i),
-                                .penalty = at(curve.at("penalty"), i),
-                                .largest = at(curve.at("largest"), i)}) +
-                 "\n";
-      }
-    } catch (const json::exception&) {
-      fail(ErrorKind::kData, path.string(),
-           "expected what a finished cell leaves, got values that are missing or of another type. Remove the file to train this cell "
-           "again.");
+    for (std::size_t i = 0; i < loss.size(); ++i) {
+      lines += line_of(cell, {.epoch = static_cast<int64_t>(i) + 1, .loss = loss[i], .penalty = penalty[i], .largest = largest[i]}) + "\n";
     }
     rows_.push_back(std::move(row));
     return lines;
@@ -191,7 +163,7 @@ class RunFolder {
   const ReconstructionOptions& options_;
   const RunSettings& settings_;
   OpenRunFolder opened_;
-  std::vector<json> rows_;
+  std::vector<CellRecord> rows_;
   std::optional<std::string> metrics_;  // anew, from what the cells remember, while not yet written
 };
 
@@ -236,9 +208,9 @@ ReconstructionOutcome run_reconstruction(const ReconstructionOptions& options, c
   folder.write_results(true);
   const ReportSummary report = write_report(settings.folder);
   ReconstructionOutcome outcome{.report = report.html, .table = results_table(settings.folder)};
-  for (const json& row : folder.rows()) {
+  for (const CellRecord& row : folder.rows()) {
     const std::string reason = broken_promise(row);
-    if (!reason.empty()) outcome.unfulfilled.push_back(row.at("id").get<std::string>() + ": " + reason);
+    if (!reason.empty()) outcome.unfulfilled.push_back(row.id + ": " + reason);
   }
   return outcome;
 }

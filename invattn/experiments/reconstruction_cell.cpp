@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +28,7 @@
 #include "invattn/nn/residual.h"
 #include "invattn/nn/sequential.h"
 #include "invattn/nn/squeeze.h"
+#include "invattn/report/reconstruction/record.h"
 #include "invattn/train/interrupt.h"
 #include "invattn/train/progress.h"
 #include "invattn/train/trainer.h"
@@ -36,7 +36,6 @@
 namespace invattn {
 namespace {
 
-using nlohmann::ordered_json;
 using Clock = Progress::Clock;
 
 constexpr int64_t kChannels = 12;                     // of a squeezed colour image
@@ -48,12 +47,6 @@ constexpr int64_t kHistogramBins = 40;
 constexpr int64_t kLargestGrid = 1024;  // positions of a response map that the report shows
 // Steps after which the report shows the iterate: all of the first, then every quarter octave.
 constexpr std::array<int64_t, 22> kFrameSteps = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 100};
-
-ordered_json numbers(const std::vector<double>& values) {
-  ordered_json list = ordered_json::array();
-  for (const double value : values) list.push_back(json_number(value));
-  return list;
-}
 
 at::Generator generator_of(int64_t seed, const std::string& stream) {
   return at::detail::createCPUGenerator(derive_seed(static_cast<std::uint64_t>(seed), stream));
@@ -104,51 +97,17 @@ class Images {
   at::Tensor resident_;  // (n, 3, H, W) float32 on the device, where small
 };
 
-/// What the experiment measures of one method.
-struct Inverse {
-  std::string solver;
-  std::string options{};
-  int64_t converged = 0;
-  int64_t failures = 0;
-  double mse = 0;
-  double ssim = 0;
-  double v_score = 0;
-  int64_t iterations_max = 0;
-  int64_t evaluations = 0;
-  double residual_max = 0;
-  double seconds = 0;
-  std::vector<double> residual_median{};  // per iteration, over the images
-  std::vector<double> residual_largest{};
-
-  ordered_json json() const {
-    return {{"solver", solver},
-            {"options", options},
-            {"converged", converged},
-            {"failures", failures},
-            {"mse", json_number(mse)},
-            {"ssim", json_number(ssim)},
-            {"v_score", v_score},
-            {"iterations_max", iterations_max},
-            {"evaluations", evaluations},
-            {"residual_max", json_number(residual_max)},
-            {"seconds", seconds},
-            {"residual_median", numbers(residual_median)},
-            {"residual_largest", numbers(residual_largest)}};
-  }
-};
-
-ordered_json histogram_json(const at::Tensor& constants) {
+Histogram histogram_of(const at::Tensor& constants) {
   const double largest = constants.numel() > 0 ? constants.nan_to_num(0, 0, 0).max().item<double>() : 0;
   const double end = std::max(1.0, largest);
-  std::vector<int64_t> counts(kHistogramBins);
+  Histogram result{.counts = std::vector<int64_t>(kHistogramBins)};
   for (int64_t i = 0; i < constants.numel(); ++i) {
     const double value = constants[i].item<double>();
     if (!std::isfinite(value)) continue;
-    ++counts[static_cast<std::size_t>(std::min(kHistogramBins - 1, static_cast<int64_t>(value / end * kHistogramBins)))];
+    ++result.counts[static_cast<std::size_t>(std::min(kHistogramBins - 1, static_cast<int64_t>(value / end * kHistogramBins)))];
   }
-  ordered_json edges = ordered_json::array();
-  for (int64_t i = 0; i <= kHistogramBins; ++i) edges.push_back(end * static_cast<double>(i) / kHistogramBins);
-  return {{"edges", edges}, {"counts", counts}};
+  for (int64_t i = 0; i <= kHistogramBins; ++i) result.edges.push_back(end * static_cast<double>(i) / kHistogramBins);
+  return result;
 }
 
 double largest_of(const at::Tensor& constants) { return constants.numel() > 0 ? constants.max().item<double>() : 0; }
@@ -175,7 +134,7 @@ class CellRun : public TrainingTask {
     for (const std::string& solver : options_.inverse.solvers) inverses_.push_back(invert(solver));
     if (cell_.pictured && options_.pictures > 0) save_pictures();
     if (!diverged_) save(folder_ / "model.safetensors", *network_);
-    write_file_atomically(folder_ / "cell.json", json_text(json(), 1) + "\n", "reconstruct");
+    write_file_atomically(folder_ / "cell.json", json_text(record_to_json(record()), 1) + "\n", "reconstruct");
     std::filesystem::remove(folder_ / "checkpoint.safetensors");
   }
 
@@ -265,12 +224,6 @@ class CellRun : public TrainingTask {
     }
   }
 
-  std::vector<double> curve(double EpochReport::*figure) const {
-    std::vector<double> values;
-    for (const EpochReport& epoch : curve_) values.push_back(epoch.*figure);
-    return values;
-  }
-
   // ---- measuring
 
   int64_t measured(int64_t count) const { return chosen_count(options_.measured_images, count); }
@@ -328,11 +281,13 @@ class CellRun : public TrainingTask {
 
   // ---- inverting
 
-  Inverse invert(const std::string& solver) {
+  SolverResult invert(const std::string& solver) {
     const auto start = Clock::now();
     const at::NoGradGuard no_grad;
     const SolverOptions method = options_.inverse.options(solver, cell_.variant);
-    Inverse result{.solver = solver};
+    SolverResult result;
+    result.solver = solver;
+    result.residual_max = 0;
     std::vector<at::Tensor> errors;
     std::vector<at::Tensor> similarities;
     std::vector<std::vector<at::Tensor>> traces;
@@ -416,46 +371,47 @@ class CellRun : public TrainingTask {
     write_safetensors(folder_ / "pictures.safetensors", tensors, {{"format", "invattn-pictures-1"}});
   }
 
-  ordered_json json() const {
-    const auto shown =
-        std::find_if(inverses_.begin(), inverses_.end(), [this](const Inverse& i) { return i.solver == cell_.variant.solver_name(); });
+  CellRecord record() const {
+    const SolverFigures& shown =
+        *std::ranges::find_if(inverses_, [this](const SolverFigures& one) { return one.solver == cell_.variant.solver_name(); });
     const Certificate certificate = block_->certificate();
-    ordered_json result = {{"id", cell_.id(options_)},
-                           {"dataset", to_string(source_.set)},
-                           {"height", options_.height},
-                           {"width", options_.width},
-                           {"kind", to_string(cell_.kind)},
-                           {"variant", cell_.variant.title()},
-                           {"policy", cell_.variant.policy()},
-                           {"normalization", to_string(attention_.normalization)},
-                           {"seed", cell_.seed},
-                           {"loss", json_number(loss_)},
-                           {"identity_loss", json_number(identity_loss_)},
-                           {"mse", json_number(shown->mse)},
-                           {"ssim", json_number(shown->ssim)},
-                           {"v_score", shown->v_score},
-                           {"lipschitz_max", json_number(std::max(largest_of(constants_train_), largest_of(constants_test_)))},
-                           {"lipschitz_train", json_number(largest_of(constants_train_))},
-                           {"lipschitz_test", json_number(largest_of(constants_test_))},
-                           {"iterations_max", shown->iterations_max},
-                           {"failures", shown->failures},
-                           {"seconds", seconds_},
-                           {"solver", shown->solver},
-                           {"train_images", options_.train_images},
-                           {"test_images", options_.test_images},
-                           {"epochs", options_.epochs},
-                           {"parameters", parameter_count(*network_)},
-                           {"certificate", fields_to_json(certificate)},
-                           {"certificate_text", certificate.text()},
-                           {"options", fields_to_json(attention_)},
-                           {"inverses", ordered_json::array()},
-                           {"constants", {{"train", histogram_json(constants_train_)}, {"test", histogram_json(constants_test_)}}},
-                           {"curve",
-                            {{"loss", numbers(curve(&EpochReport::loss))},
-                             {"penalty", numbers(curve(&EpochReport::penalty))},
-                             {"largest", numbers(curve(&EpochReport::largest))}}}};
-    for (const Inverse& inverse : inverses_) result["inverses"].push_back(inverse.json());
-    return result;
+    CellRecord record;
+    record.id = cell_.id(options_);
+    record.dataset = to_string(source_.set);
+    record.height = options_.height;
+    record.width = options_.width;
+    record.kind = to_string(cell_.kind);
+    record.variant = cell_.variant.title();
+    record.policy = cell_.variant.policy();
+    record.normalization = to_string(attention_.normalization);
+    record.seed = cell_.seed;
+    record.loss = loss_;
+    record.identity_loss = identity_loss_;
+    record.mse = shown.mse;
+    record.ssim = shown.ssim;
+    record.v_score = shown.v_score;
+    record.lipschitz_train = largest_of(constants_train_);
+    record.lipschitz_test = largest_of(constants_test_);
+    record.lipschitz_max = std::max(record.lipschitz_train, record.lipschitz_test);
+    record.iterations_max = shown.iterations_max;
+    record.failures = shown.failures;
+    record.seconds = seconds_;
+    record.solver = shown.solver;
+    record.train_images = options_.train_images;
+    record.test_images = options_.test_images;
+    record.epochs = options_.epochs;
+    record.parameters = parameter_count(*network_);
+    record.certificate.whole = fields_to_json(certificate);
+    record.certificate_text = certificate.text();
+    record.options.whole = fields_to_json(attention_);
+    record.inverses = inverses_;
+    record.constants = {.train = histogram_of(constants_train_), .test = histogram_of(constants_test_)};
+    for (const EpochReport& epoch : curve_) {
+      record.curve.loss.push_back(epoch.loss);
+      record.curve.penalty.push_back(epoch.penalty);
+      record.curve.largest.push_back(epoch.largest);
+    }
+    return record;
   }
 
   const ReconstructionCell& cell_;
@@ -481,7 +437,7 @@ class CellRun : public TrainingTask {
   at::Tensor constants_train_, constants_test_;  // (n) float64
   double loss_ = 0;
   double identity_loss_ = 0;
-  std::vector<Inverse> inverses_;
+  std::vector<SolverResult> inverses_;
 };
 
 }  // namespace

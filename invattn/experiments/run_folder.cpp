@@ -15,27 +15,27 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "invattn/core/error.h"
 #include "invattn/core/version.h"
 #include "invattn/io/atomic_file.h"
-#include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
 
 namespace invattn {
 
-std::string made_with(const RunSettings& settings) {
+MadeWith made_with(const RunSettings& settings) {
   const std::time_t time = std::time(nullptr);
   std::tm parts{};
   gmtime_r(&time, &parts);
   std::array<char, 32> date{};
   const std::size_t length = std::strftime(date.data(), date.size(), "%Y-%m-%d %H:%M UTC", &parts);
-  nlohmann::ordered_json made = {{"command", settings.command},      {"invattn", kVersion},
-                                 {"torch", kTorchVersion},           {"device", settings.device.str()},
-                                 {"threads", at::get_num_threads()}, {"date", std::string(date.data(), length)}};
-  if (!settings.world.alone()) made["processes"] = settings.world.size();
-  return json_text(made);
+  MadeWith made{.command = settings.command,
+                .invattn = kVersion,
+                .torch = kTorchVersion,
+                .device = settings.device.str(),
+                .threads = at::get_num_threads(),
+                .date = std::string(date.data(), length)};
+  if (!settings.world.alone()) made.processes = settings.world.size();
+  return made;
 }
 
 namespace {

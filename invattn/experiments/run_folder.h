@@ -9,6 +9,7 @@
 
 #include "invattn/dist/world.h"
 #include "invattn/io/posix_file.h"
+#include "invattn/report/run_record.h"
 
 namespace invattn {
 
@@ -21,8 +22,8 @@ struct RunSettings {
   World world{};          ///< the processes that work on it together; rank 0 writes the files
 };
 
-/// How a run was made, for its results.json, as a JSON object: command, versions, device, threads, date.
-std::string made_with(const RunSettings& settings);
+/// How a run was made, for its results.json.
+MadeWith made_with(const RunSettings& settings);
 
 /// The folder of a run while this process works in it. It is made where it is missing. An error where it holds a run that is not to be
 /// resumed, or files by the names of a run's that are not of one; where it is to be resumed and holds none; and where another process works

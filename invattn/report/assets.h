@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-// The files of page/ and the chart library, compiled in by embed.cmake.
+// HTML, style and scripts of the pages, and the chart library, compiled in by embed.cmake.
 namespace invattn::reporting {
 
 // HTML with {{name}} where content goes: what all pages share, and what is between header and footer of one experiment's.

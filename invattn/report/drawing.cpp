@@ -78,17 +78,16 @@ void Drawing::line(const std::vector<std::pair<double, double>>& points, const L
   surface_->check();
 }
 
-void Drawing::rectangle(double x, double y, double width, double height, const Colour& fill, double opacity) {
+void Drawing::area(const std::vector<std::pair<double, double>>& corners, const Colour& fill, double opacity) {
   cairo_t* pen = surface_->pen;
   cairo_set_source_rgba(pen, fill[0], fill[1], fill[2], opacity);
-  cairo_rectangle(pen, x, y, width, height);
+  cairo_new_path(pen);
+  for (const auto& [x, y] : corners) cairo_line_to(pen, x, y);
   cairo_fill(pen);
   surface_->check();
 }
 
-void Drawing::frame(double x, double y, double width, double height, const LineStyle& style) {
-  line({{x, y}, {x + width, y}, {x + width, y + height}, {x, y + height}, {x, y}}, style);
-}
+double Drawing::width() const { return cairo_image_surface_get_width(surface_->image); }
 
 void Drawing::image(double x, double y, const at::Tensor& pixels, double zoom) {
   const at::Tensor colour = pixels.expand({3, pixels.size(1), pixels.size(2)}).contiguous();
@@ -146,8 +145,9 @@ Axis axis_around(const std::vector<double>& values, bool logarithmic) {
   Axis axis{.logarithmic = logarithmic};
   std::array<char, 32> text{};
   if (logarithmic) {
-    const double first = std::floor(std::log10(low));
-    const double last = std::max(std::ceil(std::log10(high)), first + 1);
+    constexpr double kRounding = 1e-9;  // an end that is a power of ten stays
+    const double first = std::floor(std::log10(low) + kRounding);
+    const double last = std::max(std::ceil(std::log10(high) - kRounding), first + 1);
     axis.low = std::pow(10.0, first);
     axis.high = std::pow(10.0, last);
     const double step = std::max(1.0, std::ceil((last - first) / 6));
@@ -178,6 +178,8 @@ Plot::Plot(Drawing& drawing, double x, double y, double width, double height, Ax
     drawing_.line({{x_, py(value)}, {x_ + width_, py(value)}}, {.colour = kRule});
     drawing_.text(x_ - 7, py(value) + 4, name, {.size = 11, .colour = kMuted, .align = Align::kRight});
   }
+  for (std::size_t i = 0; i < std::min(vertical_.behind.size(), vertical_.ticks.size()); ++i)
+    drawing_.text(x_ + width_ + 12, py(vertical_.ticks[i].first) + 4, vertical_.behind[i], {.size = 11, .colour = kMuted});
   for (const auto& [value, name] : horizontal_.ticks) {
     drawing_.line({{px(value), y_ + height_}, {px(value), y_ + height_ + 4}}, {.colour = kMuted});
     drawing_.text(px(value), y_ + height_ + 17, name, {.size = 11, .colour = kMuted, .align = Align::kCentre});
@@ -196,9 +198,12 @@ void Plot::curve(const std::vector<double>& x, const std::vector<double>& y, con
   drawing_.line(points(x, y), style);
 }
 
-void Plot::dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour) {
-  constexpr double kSide = 5;
-  for (const auto& [across, down] : points(x, y)) drawing_.rectangle(across - kSide / 2, down - kSide / 2, kSide, kSide, colour);
+void Plot::dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour, double size) {
+  const double half = size / 2;
+  for (const auto& [across, down] : points(x, y)) {
+    drawing_.area({{across - half, down - half}, {across + half, down - half}, {across + half, down + half}, {across - half, down + half}},
+                  colour);
+  }
 }
 
 std::vector<std::pair<double, double>> Plot::points(const std::vector<double>& x, const std::vector<double>& y) const {
@@ -211,26 +216,39 @@ std::vector<std::pair<double, double>> Plot::points(const std::vector<double>& x
   return result;
 }
 
-void Plot::bar(double from, double to, double top, const Colour& colour, double opacity) {
-  const double left = std::max(px(from), x_);
-  const double right = std::min(px(to), x_ + width_);
-  if (right > left) drawing_.rectangle(left, py(top), right - left, y_ + height_ - py(top), colour, opacity);
+void Plot::area(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour, double opacity) {
+  std::vector<std::pair<double, double>> corners = points(x, y);
+  if (corners.empty()) return;
+  const double ground = y_ + height_;
+  corners.insert(corners.begin(), {corners.front().first, ground});
+  corners.emplace_back(corners.back().first, ground);
+  drawing_.area(corners, colour, opacity);
 }
 
-void Plot::mark(double x, const std::string& label, const Drawing::LineStyle& style) {
-  drawing_.line({{px(x), y_}, {px(x), y_ + height_}}, style);
-  const bool left = horizontal_.place(x) > 0.6;
-  drawing_.text(px(x) + (left ? -4 : 4), y_ + 10, label,
+void Plot::mark(bool horizontal, double value, const std::string& label, const Drawing::LineStyle& style) {
+  const double place = (horizontal ? horizontal_ : vertical_).place(value);
+  if (!(place >= 0 && place <= 1)) return;
+  if (!horizontal) {
+    drawing_.line({{x_, py(value)}, {x_ + width_, py(value)}}, style);
+    drawing_.text(x_ + width_ - 4, py(value) - 5, label, {.size = 11, .colour = style.colour, .align = Align::kRight});
+    return;
+  }
+  drawing_.line({{px(value), y_}, {px(value), y_ + height_}}, style);
+  const bool left = place > 0.6;
+  drawing_.text(px(value) + (left ? -4 : 4), y_ + (style.dashed ? 24 : 10), label,
                 {.size = 11, .colour = style.colour, .align = left ? Align::kRight : Align::kLeft});
 }
 
 void heading(Drawing& drawing, const std::string& title, const std::vector<std::pair<std::string, Drawing::LineStyle>>& legend) {
   drawing.text(kMargin, 30, title, {.size = 15, .bold = true});
   double x = kMargin;
+  double y = 54;
   for (const auto& [name, style] : legend) {
-    drawing.line({{x, 54}, {x + 26, 54}}, style);
-    drawing.text(x + 32, 58, name, {.size = 12, .colour = kMuted});
-    x += 52 + 7.4 * static_cast<double>(name.size());
+    const double wide = 52 + 7.4 * static_cast<double>(name.size());
+    if (x > kMargin && x + wide > drawing.width()) x = kMargin, y += 18;
+    drawing.line({{x, y}, {x + 26, y}}, style);
+    drawing.text(x + 32, y + 4, name, {.size = 12, .colour = kMuted});
+    x += wide;
   }
 }
 

@@ -58,11 +58,12 @@ class Drawing {
     bool dashed = false;
   };
   void line(const std::vector<std::pair<double, double>>& points, const LineStyle& style);
-  void rectangle(double x, double y, double width, double height, const Colour& fill, double opacity = 1);
-  void frame(double x, double y, double width, double height, const LineStyle& style);
+  void area(const std::vector<std::pair<double, double>>& corners, const Colour& fill, double opacity = 1);
 
   /// (3, H, W) or (1, H, W) uint8, each pixel as a square of `zoom`.
   void image(double x, double y, const at::Tensor& pixels, double zoom);
+
+  double width() const;
 
   /// The sheet as the bytes of a PNG file.
   std::string png() const;
@@ -78,6 +79,7 @@ struct Axis {
   double high = 1;
   bool logarithmic = false;
   std::vector<std::pair<double, std::string>> ticks{};
+  std::vector<std::string> behind{};  ///< of a vertical one: texts at the other side, one per tick
 
   /// 0 at low, 1 at high.
   double place(double value) const;
@@ -94,9 +96,11 @@ class Plot {
   void labels(const std::string& title, const std::string& below, const std::string& beside);
   void curve(const std::vector<double>& x, const std::vector<double>& y, const Drawing::LineStyle& style);
   /// Also of a single value, which makes no curve.
-  void dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour);
-  void bar(double from, double to, double top, const Colour& colour, double opacity);
-  void mark(double x, const std::string& label, const Drawing::LineStyle& style);
+  void dots(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour, double size = 5);
+  /// Below a curve.
+  void area(const std::vector<double>& x, const std::vector<double>& y, const Colour& colour, double opacity);
+  /// A line across the panel at a value of the horizontal axis, or of the vertical one; none where it lies outside.
+  void mark(bool horizontal, double value, const std::string& label, const Drawing::LineStyle& style);
 
  private:
   /// Where values lie on the sheet, at the edge where they are beyond it; those that are not finite are left out.

@@ -1,4 +1,4 @@
-# Writes the files of the report's page as byte arrays into one source file: cmake -D OUT=… -D PAGE=folder -D CHART=file -P embed.cmake
+# Writes the files of the reports' pages as byte arrays into one source file: cmake -D OUT=… -D PAGE=folder -D CHART=file -P embed.cmake
 function(embed name file)
   file(READ "${file}" bytes HEX)
   string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
@@ -11,10 +11,12 @@ file(WRITE "${OUT}.new" "#include \"invattn/report/assets.h\"\n\nnamespace invat
 embed(frame_template "${PAGE}/frame.html")
 embed(page_style "${PAGE}/style.css")
 embed(shared_script "${PAGE}/shared.js")
-foreach(experiment reconstruction density detection study)
-  embed(${experiment}_template "${PAGE}/${experiment}.html")
-  embed(${experiment}_script "${PAGE}/${experiment}.js")
+foreach(experiment reconstruction density detection)
+  embed(${experiment}_template "${PAGE}/${experiment}/page.html")
+  embed(${experiment}_script "${PAGE}/${experiment}/page.js")
 endforeach()
+embed(study_template "${PAGE}/density/study.html")
+embed(study_script "${PAGE}/density/study.js")
 embed(chart_script "${CHART}")
 file(APPEND "${OUT}.new" "}  // namespace invattn::reporting\n")
 file(RENAME "${OUT}.new" "${OUT}")

@@ -9,7 +9,7 @@
 #include "invattn/core/error.h"
 #include "invattn/io/printable.h"
 #include "invattn/io/safetensors.h"
-#include "invattn/report/foreign_json.h"
+#include "invattn/report/run_files.h"
 
 namespace invattn::reporting {
 namespace {

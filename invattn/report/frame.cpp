@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "invattn/report/assets.h"
-#include "invattn/report/grouping.h"
+#include "invattn/report/naming.h"
 
 namespace invattn::reporting {
 namespace {
@@ -27,6 +27,11 @@ std::string safe_in_script(const std::string& text) {
   return result;
 }
 
+std::string section(const std::string& id, const std::string& title, const std::string& html) {
+  if (html.empty()) return "";
+  return "<section aria-labelledby=\"" + id + "\">\n  <h2 id=\"" + id + "\">" + title + "</h2>\n  " + html + "\n</section>\n";
+}
+
 }  // namespace
 
 std::string render_frame(const PageContent& content) {
@@ -36,7 +41,9 @@ std::string render_frame(const PageContent& content) {
                                  {"summary", escape_html(content.summary)},
                                  {"notices", content.notices_html},
                                  {"main", content.main_html},
-                                 {"made", content.made_html},
+                                 {"sections", section("tables-title", "Tables", content.tables_html) +
+                                                  section("certificates-title", "What is promised", content.certificates_html) +
+                                                  section("made-title", "How this was made", content.made_html)},
                                  {"data", safe_in_script(content.data)},
                                  {"style", std::string(page_style())},
                                  {"chart", std::string(chart_script())},
@@ -59,23 +66,35 @@ std::string fill(std::string_view text, const std::map<std::string, std::string,
 
 std::string notice_html(const std::string& text) { return "<p class=\"notice\">" + escape_html(text) + "</p>\n"; }
 
+std::string readings_html(const std::vector<std::pair<std::string, std::string>>& readings) {
+  std::string html = "<dl class=\"readings wide\">\n";
+  for (const auto& [name, value] : readings) html += "<div><dt>" + escape_html(name) + "</dt><dd>" + escape_html(value) + "</dd></div>\n";
+  return html + "</dl>\n";
+}
+
+std::string left_out_html(std::int64_t images) {
+  if (images <= 0) return "";
+  return "<p class=\"explain\">To keep this file small, " + plural(static_cast<std::size_t>(images), "more image") + " of each network " +
+         (images == 1 ? "is" : "are") + " in the run's figures only.</p>";
+}
+
 std::string folded(const std::string& summary, const Table& table) {
   return "<details>\n<summary>" + escape_html(summary) + "</summary>\n" + to_html(table) + "</details>\n";
 }
 
-std::string made_html(const std::vector<Provenance>& runs) {
+std::string made_html(const std::vector<RunRecord>& runs) {
   std::string html;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Provenance& run = runs[i];
+    const RunRecord& run = runs[i];
     const auto block = [&html, i](const std::string& heading, const char* id, const std::string& text) {
       const std::string name = id + std::to_string(i);
       html += "<div class=\"code\"><div class=\"code-head\"><span>" + heading +
               "</span><button type=\"button\" class=\"copy\" data-copy=\"" + name + "\">Copy</button></div><pre id=\"" + name +
               "\" tabindex=\"0\">" + escape_html(text) + "</pre></div>\n";
     };
-    html += "<p>" + (runs.size() > 1 ? "<strong>" + escape_html(run.name) + "</strong>: " : std::string()) + escape_html(run.date) + ", " +
-            escape_html(run.made_with) + ".</p>\n";
-    block("Command", "command", run.command);
+    html += "<p>" + (runs.size() > 1 ? "<strong>" + escape_html(run.name) + "</strong>: " : std::string()) +
+            escape_html(run.made_with.date) + ", " + escape_html(run.made_with.text()) + ".</p>\n";
+    block("Command", "command", run.made_with.command);
     if (!run.config.empty()) block("Configuration (config.toml)", "config", run.config);
   }
   return html;

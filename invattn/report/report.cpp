@@ -1,38 +1,35 @@
 #include "invattn/report/report.h"
 
-#include <map>
-#include <set>
-#include <tuple>
-#include <utility>
-
 #include "invattn/core/error.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/printable.h"
-#include "invattn/report/density_figures.h"
-#include "invattn/report/density_page.h"
-#include "invattn/report/density_record.h"
-#include "invattn/report/density_study.h"
-#include "invattn/report/density_tables.h"
-#include "invattn/report/detection.h"
-#include "invattn/report/detection_page.h"
-#include "invattn/report/figures.h"
-#include "invattn/report/foreign_json.h"
+#include "invattn/report/density/report.h"
+#include "invattn/report/density/study.h"
+#include "invattn/report/detection/page.h"
+#include "invattn/report/detection/report.h"
 #include "invattn/report/frame.h"
-#include "invattn/report/grouping.h"
-#include "invattn/report/page.h"
-#include "invattn/report/table.h"
+#include "invattn/report/reconstruction/report.h"
+#include "invattn/report/run_files.h"
 
 namespace invattn {
 namespace {
 
 using namespace reporting;
 
-std::vector<Table> tables_of(const std::vector<ResultRow>& rows) {
-  std::vector<Table> tables = {every_network(rows)};
-  for (Table& table : paper_layout(rows)) tables.push_back(std::move(table));
-  for (Table& table : variants_compared(rows)) tables.push_back(std::move(table));
-  return tables;
+/// Of runs of one experiment.
+Report report_of(const std::vector<ResultsFile>& results) {
+  switch (results.front().experiment) {
+    case Experiment::kDensityStudy:
+      return density_study_report(results);
+    case Experiment::kDetection:
+      return detection_report(results);
+    case Experiment::kDensity:
+      return density_report(results);
+    case Experiment::kReconstruction:
+      break;
+  }
+  return reconstruction_report(results);
 }
 
 std::vector<std::filesystem::path> write_tables(const std::filesystem::path& folder, const std::vector<Table>& tables) {
@@ -56,47 +53,6 @@ std::vector<std::filesystem::path> write_figures(const std::filesystem::path& fo
   return paths;
 }
 
-std::vector<Figure> figures_of(const std::vector<Run>& runs) {
-  const std::vector<ResultRow> rows = rows_of(runs);
-  const std::vector<View> views = views_of(rows);
-  const std::vector<std::string> variants = variants_of(rows);
-  std::map<std::pair<std::size_t, std::size_t>, std::vector<const Cell*>> groups;  // (data set, variant) -> kinds
-  for (const Network& network : networks_of(runs)) {
-    if (network.cell->details) groups[{network.view, network.variant}].push_back(network.cell);
-  }
-  Names names;
-  std::vector<Figure> figures;
-  for (const auto& [place, cells] : groups) {
-    const auto& [view, variant] = place;
-    const std::string name = names.take(views[view].slug() + "_" + slug(variants[variant]));
-    for (Figure& figure : draw_figures(views[view].title() + ", " + variants[variant], name, cells)) figures.push_back(std::move(figure));
-  }
-  return figures;
-}
-
-/// Where two runs hold the same network, the variant's name says which run it is of.
-void name_apart(std::vector<Run>& runs) {
-  using Key = std::tuple<std::string, std::int64_t, std::int64_t, std::string, std::string, std::int64_t>;
-  std::map<Key, std::set<std::size_t>> holders;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    for (const Cell& cell : runs[i].cells) {
-      const ResultRow& row = cell.row;
-      holders[{row.dataset, row.height, row.width, row.kind, row.variant, row.seed}].insert(i);
-    }
-  }
-  std::set<std::string> shared;  // variants that have to be told apart
-  for (const auto& [key, indices] : holders) {
-    if (indices.size() > 1) shared.insert(std::get<4>(key));
-  }
-  Names names;
-  for (Run& run : runs) {
-    run.name = names.take(run.name);
-    for (Cell& cell : run.cells) {
-      if (shared.contains(cell.row.variant)) cell.row.variant += " (" + run.name + ")";
-    }
-  }
-}
-
 /// Of a comparison that has no results of its own: says what the page and its pictures are of.
 constexpr const char* kComparison = "comparison.json";
 
@@ -112,36 +68,20 @@ bool is_comparison(const std::filesystem::path& folder, Experiment experiment) {
   }
 }
 
+/// All of it is made before anything is written.
 ReportSummary write(const Report& report, const std::filesystem::path& folder) {
+  const std::vector<Figure> figures = report.figures();
+  const std::string page = report.page();
   ReportSummary summary{.html = folder / "report.html",
                         .tables = write_tables(folder / "tables", report.tables),
-                        .figures = write_figures(folder / "figures", report.figures)};
-  write_file_atomically(summary.html, report.page, kOrigin);
+                        .figures = write_figures(folder / "figures", figures)};
+  write_file_atomically(summary.html, page, kOrigin);
   return summary;
 }
 
 }  // namespace
 
-ReportSummary write_report(const std::filesystem::path& run) {
-  const ResultsFile results = read_results(run);
-  switch (results.experiment) {
-    case Experiment::kDensityStudy:
-      return write(density_study_report(results), run);
-    case Experiment::kDetection:
-      return write(detection_report({results}), run);
-    case Experiment::kDensity: {
-      const std::vector<DensityRecord> records = {read_density_record(results)};
-      Report report{
-          .tables = density_tables(records), .figures = draw_density_figures(records.front()), .page = render_density_page(records)};
-      report.tables.push_back(density_certificates(records));
-      return write(report, run);
-    }
-    case Experiment::kReconstruction:
-      break;
-  }
-  const std::vector<Run> runs = {read_run(results)};
-  return write({.tables = tables_of(rows_of(runs)), .figures = figures_of(runs), .page = render_page(runs)}, run);
-}
+ReportSummary write_report(const std::filesystem::path& run) { return write(report_of({read_results(run)}), run); }
 
 void require_place_for_comparison(const std::filesystem::path& folder, Experiment experiment, std::string_view origin) {
   const auto is_there = [&folder](const char* name) { return std::filesystem::exists(std::filesystem::symlink_status(folder / name)); };
@@ -175,54 +115,13 @@ void write_joint_report(const std::vector<std::filesystem::path>& runs, const st
     const Experiment next = results.back().experiment;
     require(next == first, kOrigin, "expected runs of one experiment, got ", first, " and ", next, ". Make a page of each.");
   }
-  std::string page;
-  switch (results.front().experiment) {
-    case Experiment::kDensityStudy:
-      require(results.size() == 1, kOrigin, "expected one study, got ", results.size(), ". Make a page of each.");
-      page = density_study_report(results.front()).page;
-      break;
-    case Experiment::kDetection:
-      page = detection_report(results).page;
-      break;
-    case Experiment::kDensity: {
-      std::vector<DensityRecord> records;
-      records.reserve(results.size());
-      for (const ResultsFile& file : results) records.push_back(read_density_record(file));
-      name_apart(records);
-      page = render_density_page(records);
-      break;
-    }
-    case Experiment::kReconstruction: {
-      std::vector<Run> read;
-      read.reserve(results.size());
-      for (const ResultsFile& file : results) read.push_back(read_run(file));
-      name_apart(read);
-      page = render_page(read);
-      break;
-    }
-  }
-  write_file_atomically(html, page, kOrigin);
+  write_file_atomically(html, report_of(results).page(), kOrigin);
 }
 
-std::string results_table(const std::vector<ResultRow>& rows) { return to_markdown(every_network(rows)); }
-
-std::string results_table(const std::filesystem::path& run) {
-  const ResultsFile results = read_results(run);
-  switch (results.experiment) {
-    case Experiment::kDensityStudy:
-      return to_markdown(study_differences(read_density_study(results).first));
-    case Experiment::kDetection:
-      return to_markdown(detection_results({results}));
-    case Experiment::kDensity:
-      return to_markdown(density_results({read_density_record(results)}));
-    case Experiment::kReconstruction:
-      break;
-  }
-  return results_table(rows_of({read_run(results)}));
-}
+std::string results_table(const std::filesystem::path& run) { return to_markdown(report_of({read_results(run)}).tables.front()); }
 
 std::string detection_table(const std::vector<std::filesystem::path>& runs) {
-  return to_markdown(detection_results(find_detection_runs(runs)));
+  return to_markdown(detection_report(find_detection_runs(runs)).tables.front());
 }
 
 }  // namespace invattn

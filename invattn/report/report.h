@@ -5,8 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "invattn/report/experiment.h"
-#include "invattn/report/run.h"
+#include "invattn/report/run_record.h"
 
 namespace invattn {
 
@@ -35,9 +34,8 @@ void require_place_for_comparison(const std::filesystem::path& folder, Experimen
 /// Refuses a folder as require_place_for_comparison does. A run that has not finished is left out.
 ReportSummary write_detection_report(const std::vector<std::filesystem::path>& runs, const std::filesystem::path& out);
 
-/// Markdown: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one.
-std::string results_table(const std::vector<ResultRow>& rows);
-/// The same of a run; of `density train` the line of its flow, of `density compare` the differences, of `detect train` that of its variant in the paper's layout.
+/// Markdown, of a reconstruction: one line per data set, variant and kind over all seeds, with the paper's V-score where it prints one; of
+/// `density train` the line of its flow, of `density compare` the differences, of `detect train` that of its variant in the paper's layout.
 std::string results_table(const std::filesystem::path& run);
 /// The latter of several runs, or of folders around them.
 std::string detection_table(const std::vector<std::filesystem::path>& runs);

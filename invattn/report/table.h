@@ -3,13 +3,15 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
-
-#include "invattn/report/run.h"
 
 namespace invattn::reporting {
 
 struct TableCell {
+  TableCell(std::string words, std::string of_paper = {}) : text(std::move(words)), printed(std::move(of_paper)) {}
+  TableCell(const char* words) : text(words) {}
+
   std::string text{};
   std::string printed{};  ///< the paper's figure beside ours
 };
@@ -42,14 +44,5 @@ std::string short_number(double value);
 
 /// "4.0553" with 4 digits; "not finite".
 std::string decimals(int digits, double value);
-
-/// One line per data set, variant and kind.
-Table every_network(const std::vector<ResultRow>& rows);
-
-/// The paper's layout: kinds down, data sets across, one table per variant.
-std::vector<Table> paper_layout(const std::vector<ResultRow>& rows);
-
-/// Variants of the same kind on the same data beside each other: one table per data set that has several.
-std::vector<Table> variants_compared(const std::vector<ResultRow>& rows);
 
 }  // namespace invattn::reporting

@@ -189,7 +189,7 @@ TEST_F(DensityCompare, BadInputIsExplained) {
 TEST_F(DensityCompare, DamagedFilesAreNamed) {
   const auto run = run_folder("gaussian", "0");
   const std::string results = read_plainly(run / "results.json");
-  write_plainly(run / "results.json", "{\"finished\": true, \"rows\": []}");
+  write_plainly(run / "results.json", "{\"finished\": true, \"experiment\": \"reconstruction\", \"rows\": []}");
   expect(compare({}), 4, "which is of another experiment");
   write_plainly(run / "results.json", results.substr(0, results.size() / 2));
   expect(compare({}), 4, "results.json");

@@ -144,7 +144,7 @@ TEST_F(Detect, ComparesRuns) {
   expect(report({"runs/base", "runs/dot-product", "runs/invertible-dot-product", "--out", "all.html"}), 0, "of 3 runs");
   EXPECT_EQ(read_plainly(folder / "all.html"), read_plainly(folder / "page/report.html"));
   std::filesystem::create_directory(folder / "other");
-  write_plainly(folder / "other/results.json", R"({"validation": 1})");
+  write_plainly(folder / "other/results.json", R"({"experiment": "density"})");
   expect(report({"runs/base", "other"}), 2, "expected runs of one experiment, got detection and density");
   const std::string results = read_plainly(folder / "runs/base/results.json");
   write_plainly(folder / "runs/base/results.json", results.substr(0, results.size() / 2));

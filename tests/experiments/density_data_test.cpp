@@ -148,7 +148,7 @@ TEST(DensityConfigs, EveryFileInTheFolderIsAConfiguration) {
 
 TEST(DensityGap, AHeldOutFigureFarAboveTheTrainingLossIsAWarning) {
   const auto warning = [](double held_out, double error, double training, double training_error, bool plane = false) {
-    return density_gap({.bits = held_out, .standard_error = error}, training, training_error, plane).warning;
+    return density_gap({{.bits = held_out, .standard_error = error}}, training, training_error, plane).warning;
   };
   EXPECT_EQ(warning(3.52, 0.005, 3.50, 0.001), "");
   EXPECT_EQ(warning(3.40, 0.005, 3.50, 0.001), "") << "better than in training";
@@ -160,7 +160,7 @@ TEST(DensityGap, AHeldOutFigureFarAboveTheTrainingLossIsAWarning) {
   EXPECT_EQ(warning(3.54, 0.005, nan, nan), "") << "nothing to compare with";
   EXPECT_EQ(warning(2.04, 0.001, 2.00, 0.001, true), "") << "nats of two dimensions";
   EXPECT_NE(warning(2.05, 0.001, 2.00, 0.001, true).find("nats"), std::string::npos);
-  EXPECT_EQ(density_gap({.bits = 1}, 2, 3, false).training, 2);
+  EXPECT_EQ(density_gap({{.bits = 1}}, 2, 3, false).training, 2);
 }
 
 TEST(RoundTrip, AnotherImageIsNotUndoneHoweverWellItConverged) {

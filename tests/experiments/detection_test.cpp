@@ -61,7 +61,7 @@ TEST_F(Detection, InversesThatFailAreTold) {
   EXPECT_EQ(inverses[3].positions, 4);
   for (const auto& inverse : inverses) {
     EXPECT_EQ(inverse.images, 3);
-    EXPECT_EQ(inverse.failures, 0) << inverse.text();
+    EXPECT_EQ(inverse.failures, 0) << text_of(inverse);
     EXPECT_LE(inverse.residual, 1e-6);
     EXPECT_LT(inverse.constant, 1);
   }

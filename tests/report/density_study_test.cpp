@@ -1,4 +1,4 @@
-#include "invattn/report/density_study.h"
+#include "invattn/report/density/study.h"
 
 #include <gtest/gtest.h>
 
@@ -80,9 +80,11 @@ TEST_F(StudyReport, WhatIsDamagedIsNamed) {
   damage("\"arms\"", "\"arm\"", "arms");
   damage("\"baseline\": \"none\"", "\"baseline\": \"nobody\"", "'nobody', which is no arm of it");
   damage("\"arm\": \"wider\"", "\"arm\": \"wide\"", "not listed");
-  damage("\"mean\": ", "\"mean\": null, \"meen\": ", "meen");
+  damage("\"mean\": ", "\"mean\": null, \"meen\": ", "a finite number for 'differences[0].mean', got null");
   damage("\"verdict\": \"gain\"", "\"verdict\": \"triumph\"", "a verdict");
   damage("\"made_with\": {", "\"made\": {", "'made_with'");
+  damage("\"seed_error\": ", "\"seed_error\": null, \"was\": ", "null for 'seed_error'");
+  damage("\"look_bits\": [", "\"look_bits\": [null, ", "lists of two lengths");
   damage("\"seeds\": [", "\"seeds\": [ 8,", "lists of several lengths");
   const auto study = made();
   write_plainly(study / "study.json", "{}");

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "invattn/report/density_figures.h"
-#include "invattn/report/density_record.h"
-#include "invattn/report/density_tables.h"
-#include "invattn/report/foreign_json.h"
+#include "invattn/report/density/charts.h"
+#include "invattn/report/density/run.h"
+#include "invattn/report/density/tables.h"
 #include "invattn/report/frame.h"
 #include "invattn/report/report.h"
+#include "invattn/report/run_files.h"
 #include "tests/io/file_fixture.h"
 #include "tests/report/fake_run.h"
 #include "tests/report/page_text.h"
@@ -193,7 +193,7 @@ TEST_F(DensityReport, WhatIsMissingOrDamagedIsNamed) {
   };
   damage("results.json", "\"attention\"", "\"attentoin\"", "'attention'");
   damage("results.json", "\"validation\": {", "\"validation\": 3, \"was\": {", "'validation'");
-  damage("results.json", "\"threads\": 2", "\"threads\": \"two\"", "'threads'");
+  damage("results.json", "\"threads\": 2", "\"threads\": \"two\"", "'made_with.threads'");
   damage("metrics.jsonl", "\"gradient_norm\"", "\"norm\"", "metrics.jsonl, line 1");
   damage("metrics.jsonl", "{\"step\":100,", "{\"step\":1", "metrics.jsonl, line 2");
   damage("evaluation.json", "\"evaluations\"", "\"evaluation\"", "evaluation.json");

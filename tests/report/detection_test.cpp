@@ -109,9 +109,9 @@ TEST_F(DetectionReport, WhatIsMissingOrDamagedIsNamed) {
     std::filesystem::remove_all(run);
   };
   damage("results.json", "\"variant\": \"inv", "\"variant\": \"con", "'variant'");
-  damage("results.json", "\"s_measure\": 0.9", "\"s_measure\": \"good\"", "'s_measure'");
+  damage("results.json", "\"s_measure\": 0.9", "\"s_measure\": \"good\"", "'test.s_measure'");
   damage("results.json", "\"finished\": true", "\"finished\": 1", "'finished'");
-  damage("results.json", "\"inverses\": [", "\"inverses\": [3,", "'inverses' 0");
+  damage("results.json", "\"inverses\": [", "\"inverses\": [3,", "'inverses[0]'");
   damage("results.json", "\"f_measure\": [", "\"f_measure\": [1,", "256 numbers");
   damage("results.json", "\"parameters\"", "\"weights\"", "'parameters'");
   damage("metrics.jsonl", "\"loss\"", "\"lost\"", "line 1");

@@ -8,18 +8,18 @@
 #include <fstream>
 #include <map>
 #include <utility>
-#include <nlohmann/json.hpp>
 
 #include "invattn/core/seed.h"
 #include "invattn/io/image_file.h"
 #include "invattn/io/json_fields.h"
 #include "invattn/io/safetensors.h"
-#include "invattn/report/density_study.h"
+#include "invattn/report/density/record.h"
+#include "invattn/report/density/study.h"
+#include "invattn/report/detection/record.h"
+#include "invattn/report/reconstruction/record.h"
 
 namespace invattn::test {
 namespace {
-
-using nlohmann::ordered_json;
 
 at::Generator generator_of(const std::string& stream) { return at::detail::createCPUGenerator(derive_seed(7, stream)); }
 
@@ -118,126 +118,114 @@ void write_pictures(const std::filesystem::path& path, const FakeRun& run, const
   write_safetensors(path, tensors, {{"format", "invattn-pictures-1"}});
 }
 
-ordered_json histogram(double low, double high, std::int64_t images, const std::string& stream) {
-  constexpr std::int64_t kBins = 24;
-  const at::Tensor values = low + (high - low) * at::rand({images, 4}, generator_of(stream)).mean(1);
-  ordered_json edges = ordered_json::array();
-  for (std::int64_t i = 0; i <= kBins; ++i) edges.push_back(low + (high - low) * static_cast<double>(i) / kBins);
-  ordered_json counts = ordered_json::array();
-  const at::Tensor bins = at::histc(values, kBins, low, high);
-  for (std::int64_t i = 0; i < kBins; ++i) counts.push_back(static_cast<std::int64_t>(bins[i].item<float>()));
-  return {{"edges", edges}, {"counts", counts}};
+MadeWith made_by(const std::string& command) {
+  return {.command = command, .invattn = "0.1.0", .torch = "2.11", .device = "cpu", .threads = 2, .date = "2025-06-01 12:00:00"};
 }
 
-ordered_json cell_json(const FakeView& view, const std::string& kind_name, std::size_t kind, const std::string& variant,
-                       std::int64_t seed) {
+Histogram histogram(double low, double high, std::int64_t images, const std::string& stream) {
+  constexpr std::int64_t kBins = 24;
+  const at::Tensor values = low + (high - low) * at::rand({images, 4}, generator_of(stream)).mean(1);
+  Histogram result;
+  for (std::int64_t i = 0; i <= kBins; ++i) result.edges.push_back(low + (high - low) * static_cast<double>(i) / kBins);
+  const at::Tensor bins = at::histc(values, kBins, low, high);
+  for (std::int64_t i = 0; i < kBins; ++i) result.counts.push_back(static_cast<std::int64_t>(bins[i].item<float>()));
+  return result;
+}
+
+CellRecord cell_of(const FakeView& view, const std::string& kind_name, std::size_t kind, const std::string& variant, std::int64_t seed) {
   const bool paper = variant == "paper" || variant == "published-code";
   const bool lost = variant == "paper" && kind == 2;  // its mean squared error is not finite
   const bool known = paper || variant == "strict";
   const double shift = 0.01 * static_cast<double>(seed);
-  const double v_score = paper ? 7.8 + 12 * static_cast<double>(kind) + static_cast<double>(seed) : 100.0;
-  const std::string policy = known ? variant : "guarded";
-  const auto maybe = [lost](double value) { return lost ? ordered_json() : ordered_json(value); };
-  ordered_json inverses = ordered_json::array();
-  for (const auto& [solver, rate, last] : rates_of(kind, paper)) {
-    ordered_json median = ordered_json::array();
-    ordered_json largest = ordered_json::array();
-    for (std::int64_t i = 0; i <= last; ++i) {
-      median.push_back(0.3 * std::pow(std::min(rate, 0.8), static_cast<double>(i)));
-      const double worst = 0.8 * std::pow(rate, static_cast<double>(i));
-      largest.push_back(worst < 1e4 ? ordered_json(worst) : ordered_json());
-    }
-    inverses.push_back({{"solver", solver},
-                        {"options", "tolerance=1e-06"},
-                        {"converged", paper ? 431 : 1000},
-                        {"failures", paper ? 569 : 0},
-                        {"mse", maybe(paper ? 812.5 : 3e-9)},
-                        {"ssim", maybe(paper ? 0.61 : 1.0)},
-                        {"v_score", v_score},
-                        {"iterations_max", last},
-                        {"evaluations", last + 1},
-                        {"residual_max", maybe(paper ? 3.0 : 9e-7)},
-                        {"seconds", 1.25},
-                        {"residual_median", median},
-                        {"residual_largest", largest}});
-  }
-  ordered_json loss = ordered_json::array();
-  ordered_json penalty = ordered_json::array();
-  ordered_json largest = ordered_json::array();
-  for (int epoch = 0; epoch < 100; ++epoch) {
-    loss.push_back(1.01 + 0.004 * static_cast<double>(kind) + 0.05 * std::exp(-epoch / 12.0) + 0.001 * std::sin(epoch * 1.7));
-    penalty.push_back(paper ? 0 : 0.001);
-    largest.push_back(paper ? 0 : 0.9 - 0.7 * std::exp(-epoch / 8.0));
-  }
   const std::string size = std::to_string(view.height) + "x" + std::to_string(view.width);
   std::string plain;
   for (const char letter : variant) plain += std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '-';
-  return {{"id", view.dataset + "-" + size + "_" + kind_name + "_" + plain + "_" + std::to_string(seed)},
-          {"dataset", view.dataset},
-          {"height", view.height},
-          {"width", view.width},
-          {"kind", kind_name},
-          {"variant", variant},
-          {"policy", policy},
-          {"normalization", "columns"},
-          {"seed", seed},
-          {"loss", 1.01 + 0.004 * static_cast<double>(kind) + shift},
-          {"identity_loss", 1.06},
-          {"mse", maybe(paper ? 812.5 + 100 * shift : 3e-9 + 1e-7 * shift)},
-          {"ssim", maybe(paper ? 0.61 : 1.0)},
-          {"v_score", v_score},
-          {"lipschitz_max", paper ? 2.8 + static_cast<double>(kind) : 0.882},
-          {"iterations_max", paper ? 52 : 12 + static_cast<std::int64_t>(kind)},
-          {"failures", paper ? 569 : 0},
-          {"seconds", 61.5 + static_cast<double>(seed)},
-          {"solver", "anderson"},
-          {"train_images", 1000},
-          {"test_images", 1000},
-          {"epochs", 100},
-          {"parameters", 372},
-          {"certificate", {{"policy", policy}, {"basis", paper ? "nothing" : "measured"}, {"constant", paper ? 0.0 : 0.882}}},
-          {"certificate_text",
-           paper ? policy + ": nothing is known of these weights; g may have any constant"
-                 : policy + ": largest local constant of g 0.882, measured on 1000 samples (" + view.dataset + " training images)"},
-          {"options", {{"channels", 12}, {"kind", kind_name}, {"constant", 0.9}}},
-          {"inverses", inverses},
-          {"constants",
-           {{"train", histogram(paper ? 0.6 : 0.35, paper ? 3.0 : 0.882, 1000, "train " + kind_name)},
-            {"test", histogram(paper ? 0.5 : 0.3, paper ? 2.8 : 0.87, 1000, "test " + kind_name)}}},
-          {"curve", {{"loss", loss}, {"penalty", penalty}, {"largest", largest}}}};
+  CellRecord cell;
+  cell.id = view.dataset + "-" + size + "_" + kind_name + "_" + plain + "_" + std::to_string(seed);
+  cell.dataset = view.dataset;
+  cell.height = view.height;
+  cell.width = view.width;
+  cell.kind = kind_name;
+  cell.variant = variant;
+  cell.policy = known ? variant : "guarded";
+  cell.normalization = "columns";
+  cell.seed = seed;
+  cell.loss = 1.01 + 0.004 * static_cast<double>(kind) + shift;
+  cell.identity_loss = 1.06;
+  cell.mse = lost ? kNotFinite : paper ? 812.5 + 100 * shift : 3e-9 + 1e-7 * shift;
+  cell.ssim = lost ? kNotFinite : paper ? 0.61 : 1.0;
+  cell.v_score = paper ? 7.8 + 12 * static_cast<double>(kind) + static_cast<double>(seed) : 100.0;
+  cell.lipschitz_max = cell.lipschitz_train = cell.lipschitz_test = paper ? 2.8 + static_cast<double>(kind) : 0.882;
+  cell.iterations_max = paper ? 52 : 12 + static_cast<std::int64_t>(kind);
+  cell.failures = paper ? 569 : 0;
+  cell.seconds = 61.5 + static_cast<double>(seed);
+  cell.solver = "anderson";
+  cell.train_images = cell.test_images = 1000;
+  cell.epochs = 100;
+  cell.parameters = 372;
+  cell.certificate.whole = {{"policy", cell.policy}, {"basis", paper ? "nothing" : "measured"}, {"constant", paper ? 0.0 : 0.882}};
+  cell.certificate_text =
+      paper ? cell.policy + ": nothing is known of these weights; g may have any constant"
+            : cell.policy + ": largest local constant of g 0.882, measured on 1000 samples (" + view.dataset + " training images)";
+  cell.options.whole = {{"channels", 12}, {"kind", kind_name}, {"constant", 0.9}};
+  for (const auto& [solver, rate, last] : rates_of(kind, paper)) {
+    SolverResult& inverse = cell.inverses.emplace_back();
+    inverse.solver = solver;
+    inverse.options = "tolerance=1e-06";
+    inverse.converged = paper ? 431 : 1000;
+    inverse.failures = cell.failures;
+    inverse.mse = lost ? kNotFinite : paper ? 812.5 : 3e-9;
+    inverse.ssim = cell.ssim;
+    inverse.v_score = cell.v_score;
+    inverse.iterations_max = last;
+    inverse.evaluations = last + 1;
+    inverse.residual_max = lost ? kNotFinite : paper ? 3.0 : 9e-7;
+    inverse.seconds = 1.25;
+    for (std::int64_t i = 0; i <= last; ++i) {
+      inverse.residual_median.push_back(0.3 * std::pow(std::min(rate, 0.8), static_cast<double>(i)));
+      const double worst = 0.8 * std::pow(rate, static_cast<double>(i));
+      inverse.residual_largest.push_back(worst < 1e4 ? worst : kNotFinite);
+    }
+  }
+  cell.constants = {.train = histogram(paper ? 0.6 : 0.35, paper ? 3.0 : 0.882, 1000, "train " + kind_name),
+                    .test = histogram(paper ? 0.5 : 0.3, paper ? 2.8 : 0.87, 1000, "test " + kind_name)};
+  for (int epoch = 0; epoch < 100; ++epoch) {
+    cell.curve.loss.push_back(1.01 + 0.004 * static_cast<double>(kind) + 0.05 * std::exp(-epoch / 12.0) + 0.001 * std::sin(epoch * 1.7));
+    cell.curve.penalty.push_back(paper ? 0 : 0.001);
+    cell.curve.largest.push_back(paper ? 0 : 0.9 - 0.7 * std::exp(-epoch / 8.0));
+  }
+  return cell;
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+template <class Record>
+void write_record(const std::filesystem::path& path, const Record& record) {
+  write_text(path, json_text(record_to_json(record), 1));
+}
 
 }  // namespace
 
 void make_fake_run(const std::filesystem::path& folder, const FakeRun& run) {
   std::filesystem::create_directories(folder);
-  ordered_json rows = ordered_json::array();
+  ReconstructionResults results;
+  results.finished = run.finished;
+  results.made_with = made_by(run.command);
   for (const FakeView& view : run.views) {
     for (const std::string& variant : run.variants) {
       for (std::size_t kind = 0; kind < run.kinds.size(); ++kind) {
         for (std::int64_t seed = 0; seed < run.seeds; ++seed) {
-          ordered_json cell = cell_json(view, run.kinds[kind], kind, variant, seed);
-          const std::filesystem::path cell_folder = folder / "cells" / cell["id"].get<std::string>();
+          const CellRecord cell = cell_of(view, run.kinds[kind], kind, variant, seed);
+          const std::filesystem::path cell_folder = folder / "cells" / cell.id;
           std::filesystem::create_directories(cell_folder);
-          write_text(cell_folder / "cell.json", cell.dump(1));
+          write_record(cell_folder / "cell.json", cell);
           if (seed == 0 && run.images > 0) write_pictures(cell_folder / "pictures.safetensors", run, view, kind, variant == "paper");
-          cell.erase("constants");
-          cell.erase("curve");
-          for (auto& inverse : cell["inverses"]) {
-            inverse.erase("residual_median");
-            inverse.erase("residual_largest");
-          }
-          rows.push_back(std::move(cell));
+          results.rows.push_back(cell.row());
         }
       }
     }
   }
-  const ordered_json made_with = {{"command", run.command}, {"invattn", "0.1.0"}, {"torch", "2.11"},
-                                  {"device", "cpu"},        {"threads", 2},       {"date", "2025-06-01 12:00:00"}};
-  write_text(folder / "results.json",
-             ordered_json{{"finished", run.finished}, {"experiment", "reconstruction"}, {"rows", rows}, {"made_with", made_with}}.dump(1));
+  write_record(folder / "results.json", results);
   write_text(folder / "config.toml", "# What a run was made with\nseeds = [0, 1]\nepochs = 100\n\n[guard]\nweight = 10.0\n");
 }
 
@@ -245,27 +233,33 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
   const bool plane = run.data == "two-moons";
   std::filesystem::create_directories(folder / "samples");
   const auto score = [&](double bits, std::int64_t images, const std::string& estimator) {
-    return ordered_json{{"bits", bits},          {"standard_error", 0.0123},         {"images", images},        {"estimator", estimator},
-                        {"inverse_images", 100}, {"inverse_failures", run.failures}, {"inverse_error", 2.5e-6}, {"iterations", 640}};
+    return DensityFigures{.bits = bits,
+                          .standard_error = 0.0123,
+                          .images = images,
+                          .estimator = estimator,
+                          .inverse_images = 100,
+                          .inverse_failures = run.failures,
+                          .inverse_error = 2.5e-6,
+                          .iterations = 640};
   };
   std::ofstream metrics(folder / "metrics.jsonl");
   const auto loss = [&](double step) { return run.bits + 4 * std::exp(-step / 150) + 0.02 * std::sin(step); };
   for (std::int64_t step = 50; step <= run.steps; step += 50) {
     const auto place = static_cast<double>(step);
-    metrics << ordered_json{{"step", step},
-                            {"bits", loss(place)},
-                            {"penalty", 0},
-                            {"gradient_norm", 3 + std::cos(place)},
-                            {"largest", run.attention == "none" ? 0 : 0.8 - 0.3 * std::exp(-place / 900)},
-                            {"learning_rate", 1e-3},
-                            {"seconds", 0.1 * place}}
+    metrics << record_to_json(DensityStep{.step = step,
+                                          .bits = loss(place),
+                                          .penalty = 0,
+                                          .gradient_norm = 3 + std::cos(place),
+                                          .largest = run.attention == "none" ? 0 : 0.8 - 0.3 * std::exp(-place / 900),
+                                          .learning_rate = 1e-3,
+                                          .seconds = 0.1 * place})
             << "\n";
     if (step % 1000 == 0) {
-      ordered_json look{{"step", step}, {"validation", loss(place) + 0.01}, {"validation_error", 0.02}};
-      if (!run.older) look.update({{"training", loss(place)}, {"training_error", 0.001}});
-      if (!run.older && step == run.steps) look["final"] = true;
-      look["seconds"] = 0.1 * place;
-      metrics << look << "\n";
+      DensityLook look{.step = step, .validation = loss(place) + 0.01, .validation_error = 0.02};
+      if (!run.older) look.training = loss(place), look.training_error = 0.001;
+      if (!run.older && step == run.steps) look.last = true;
+      look.seconds = 0.1 * place;
+      metrics << record_to_json(look) << "\n";
     }
   }
   for (std::int64_t i = 1; i <= run.pictures; ++i) {
@@ -274,35 +268,28 @@ void make_fake_density(const std::filesystem::path& folder, const FakeDensity& r
     const at::Tensor sheet = smooth_images(run.attention + name, 1, 68, plane ? 140 : 68)[0];
     write_png(folder / "samples" / (name + ".png"), sheet.clamp(0, 255).to(at::kByte));
   }
-  const ordered_json made_with = {{"command", "invattn density train --data " + run.data},
-                                  {"invattn", "0.1.0"},
-                                  {"torch", "2.11"},
-                                  {"device", "cpu"},
-                                  {"threads", 2},
-                                  {"date", "2025-06-01 12:00:00"}};
   const std::string roulette = "roulette(minimum_terms=10, continuation=0.85)";
-  ordered_json certificates = ordered_json::array();
-  if (run.attention != "none") certificates.push_back("guarded: largest local constant of g 0.81, measured on 256 samples");
-  ordered_json results{{"finished", true},
-                       {"experiment", "density"},
-                       {"data", run.data},
-                       {"height", run.side},
-                       {"width", run.side},
-                       {"attention", run.attention},
-                       {"batch", 64},
-                       {"seed", 0},
-                       {"steps", run.steps},
-                       {"seconds", 0.1 * static_cast<double>(run.steps)},
-                       {"parameters", 25028964},
-                       {"unit", plane ? "nats" : "bits/dim"},
-                       {"validation", score(run.bits + 0.01, 500, roulette)},
-                       {"certificates", certificates},
-                       {"made_with", made_with}};
-  if (!run.older) results.update({{"training_loss", run.bits}, {"warning", run.warning}});
-  write_text(folder / "results.json", results.dump(1));
+  DensityResults results;
+  results.finished = true;
+  results.experiment = Experiment::kDensity;
+  results.made_with = made_by("invattn density train --data " + run.data);
+  results.data = run.data;
+  results.height = results.width = run.side;
+  results.attention = run.attention;
+  results.batch = 64;
+  results.steps = run.steps;
+  results.seconds = 0.1 * static_cast<double>(run.steps);
+  results.parameters = 25028964;
+  results.unit_name = plane ? "nats" : "bits/dim";
+  results.validation = score(run.bits + 0.01, 500, roulette);
+  if (!run.older) results.training_loss = run.bits, results.warning = run.warning;
+  if (run.attention != "none") results.certificates = {"guarded: largest local constant of g 0.81, measured on 256 samples"};
+  write_record(folder / "results.json", results);
   if (run.evaluated) {
-    ordered_json evaluations = {score(run.bits - 0.2, 10000, "series(terms=5)"), score(run.bits, 10000, roulette)};
-    write_text(folder / "evaluation.json", ordered_json{{"evaluations", evaluations}}.dump(1));
+    DensityTests tests;
+    tests.evaluations.push_back({score(run.bits - 0.2, 10000, "series(terms=5)"), 30, results.made_with});
+    tests.evaluations.push_back({score(run.bits, 10000, roulette), 60, results.made_with});
+    write_record(folder / "evaluation.json", tests);
   }
   write_text(folder / "config.toml", "# What a run was made with\nsteps = 3000\n\n[flow]\nhidden = 512\n");
 }
@@ -349,24 +336,19 @@ void make_fake_detection(const std::filesystem::path& folder, const FakeDetectio
   std::ofstream metrics(folder / "metrics.jsonl");
   for (std::int64_t step = 20; step <= 100 * kEpochs; step += 20) {
     const double epoch = static_cast<double>(step) / 100;
-    metrics << ordered_json{{"step", step},
-                            {"epoch", epoch},
-                            {"loss", 0.1 + 0.5 * std::exp(-epoch / 4) + 0.01 * std::sin(epoch)},
-                            {"penalty", 0},
-                            {"largest", undone ? 0.8 - 0.6 * std::exp(-epoch / 6) : 0},
-                            {"learning_rate", 1e-3},
-                            {"seconds", 0.8 * epoch}}
+    metrics << record_to_json(DetectionStep{.step = step,
+                                            .epoch = epoch,
+                                            .loss = 0.1 + 0.5 * std::exp(-epoch / 4) + 0.01 * std::sin(epoch),
+                                            .penalty = 0,
+                                            .largest = undone ? 0.8 - 0.6 * std::exp(-epoch / 6) : 0,
+                                            .learning_rate = 1e-3,
+                                            .seconds = 0.8 * epoch})
             << "\n";
     if (run.looks && step % 200 == 0 && step < 100 * kEpochs) {
       const double behind = 0.3 * std::exp(-epoch / 4);
-      metrics << ordered_json{{"step", step},
-                              {"epoch", step / 100},
-                              {"validation",
-                               {{"s_measure", run.s - behind},
-                                {"f_measure", run.s - 0.03 - behind},
-                                {"e_measure", run.s + 0.02 - behind},
-                                {"mae", 0.05 + behind}}}}
-              << "\n";
+      const HeldOutMeasures measures{
+          .s_measure = run.s - behind, .f_measure = run.s - 0.03 - behind, .e_measure = run.s + 0.02 - behind, .mae = 0.05 + behind};
+      metrics << record_to_json(DetectionLook{.step = step, .epoch = static_cast<double>(step / 100), .validation = measures}) << "\n";
     }
   }
   const auto curve = [](double height) {
@@ -374,65 +356,56 @@ void make_fake_detection(const std::filesystem::path& folder, const FakeDetectio
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = height * (1 - std::pow(static_cast<double>(i) / 256, 8));
     return values;
   };
-  ordered_json inverses = ordered_json::array();
-  ordered_json certificates = ordered_json::array();
+  DetectionResults results;
+  results.finished = true;
+  results.experiment = Experiment::kDetection;
+  results.made_with = made_by("invattn detect train --variant " + run.variant);
+  results.made_with.weights = "";
+  results.data = run.data;
+  results.variant = run.variant;
+  results.epochs = kEpochs;
+  results.train_images = 600;
+  results.seconds = 83.5;
+  results.seconds_per_epoch = 5.2;
+  results.parameters = 123456;
+  results.test =
+      DetectionFigures{.images = 100,
+                       .mae = 0.05,
+                       .s_measure = run.s,
+                       .weighted_f = run.s - 0.05,
+                       .f_measure = {.adaptive = 0.8, .mean = run.s - 0.03, .max = run.s},
+                       .e_measure = {.adaptive = 0.8, .mean = run.s + 0.02, .max = run.s + 0.03},
+                       .curves = {.precision = curve(1), .recall = curve(1), .f_measure = curve(run.s), .e_measure = curve(run.s + 0.02)}};
   for (int level = 1; level <= 4 && undone; ++level) {
     const std::int64_t side = run.side / 2 >> level;
-    inverses.push_back({{"level", level},
-                        {"positions", side * side},
-                        {"images", 32},
-                        {"failures", level == 2 ? run.failures : 0},
-                        {"residual", 8.8e-7},
-                        {"error", 1.3e-5},
-                        {"constant", 0.2 * level},
-                        {"iterations", 3 + level}});
-    certificates.push_back("guarded: largest local constant of g 0." + std::to_string(2 * level) + ", measured on 64 samples");
+    results.inverses.push_back({.level = level,
+                                .positions = side * side,
+                                .images = 32,
+                                .failures = level == 2 ? run.failures : 0,
+                                .residual = 8.8e-7,
+                                .error = 1.3e-5,
+                                .constant = 0.2 * level,
+                                .iterations = 3 + level});
+    results.certificates.push_back("guarded: largest local constant of g 0." + std::to_string(2 * level) + ", measured on 64 samples");
   }
-  const ordered_json results{
-      {"finished", true},
-      {"experiment", "detection"},
-      {"data", run.data},
-      {"variant", run.variant},
-      {"seed", 0},
-      {"epochs", kEpochs},
-      {"train_images", 600},
-      {"seconds", 83.5},
-      {"seconds_per_epoch", 5.2},
-      {"parameters", 123456},
-      {"test",
-       {{"images", 100},
-        {"mae", 0.05},
-        {"s_measure", run.s},
-        {"weighted_f", run.s - 0.05},
-        {"f_measure", {{"adaptive", 0.8}, {"mean", run.s - 0.03}, {"max", run.s}}},
-        {"e_measure", {{"adaptive", 0.8}, {"mean", run.s + 0.02}, {"max", run.s + 0.03}}},
-        {"curves", {{"precision", curve(1)}, {"recall", curve(1)}, {"f_measure", curve(run.s)}, {"e_measure", curve(run.s + 0.02)}}}}},
-      {"certificates", certificates},
-      {"inverses", inverses},
-      {"made_with",
-       {{"command", "invattn detect train --variant " + run.variant},
-        {"invattn", "0.1.0"},
-        {"torch", "2.11"},
-        {"device", "cpu"},
-        {"threads", 2},
-        {"date", "2025-06-01 12:00:00"},
-        {"weights", ""}}}};
-  write_text(folder / "results.json", results.dump(1));
+  write_record(folder / "results.json", results);
   if (run.images > 0) write_detection_pictures(folder / "pictures.safetensors", run, attends, undone);
   write_text(folder / "config.toml", "# What a run was made with\nepochs = 16\n\n[network]\nsize = 64\n");
 }
 
 void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds) {
   std::filesystem::create_directories(folder);
-  DensityStudy study{.dataset = "cifar10",
-                     .height = 32,
-                     .width = 32,
-                     .baseline = "none",
-                     .arms = {"none", "gaussian", "concatenation", "wider"},
-                     .images = 10000,
-                     .estimator = "roulette(minimum_terms=10, continuation=0.91)",
-                     .steps = 20000,
-                     .seconds = 280};
+  DensityStudy study;
+  study.experiment = Experiment::kDensityStudy;
+  study.made_with = made_by("invattn density compare runs/arms --out study");
+  study.dataset = "cifar10";
+  study.height = study.width = 32;
+  study.baseline = "none";
+  study.arms = {"none", "gaussian", "concatenation", "wider"};
+  study.images = 10000;
+  study.estimator = "roulette(minimum_terms=10, continuation=0.91)";
+  study.steps = 20000;
+  study.seconds = 280;
   // Of each arm: above none with the first seed, and how this grows from seed to seed.
   const std::map<std::string, std::pair<double, double>> shifts = {
       {"none", {0, 0}}, {"gaussian", {-0.03, 0.01}}, {"concatenation", {0.02, 0.01}}, {"wider", {-0.015, 0}}};
@@ -494,15 +467,7 @@ void make_fake_study(const std::filesystem::path& folder, std::int64_t seeds) {
     for (const char* arm : {"gaussian", "concatenation"}) add(measure, arm, "wider");
   }
   for (const char* arm : {"gaussian", "concatenation"}) add(StudyMeasure::kKnockOut, arm, arm);
-  nlohmann::json written = fields_to_json(study);
-  written["experiment"] = "density-study";
-  written["made_with"] = {{"command", "invattn density compare runs/arms --out study"},
-                          {"invattn", "0.1.0"},
-                          {"torch", "2.11"},
-                          {"device", "cuda"},
-                          {"threads", 2},
-                          {"date", "2025-06-01 12:00:00"}};
-  write_text(folder / "study.json", written.dump(1));
+  write_record(folder / "study.json", study);
 }
 
 }  // namespace invattn::test

@@ -1,4 +1,4 @@
-#include "invattn/report/headline.h"
+#include "invattn/report/reconstruction/headline.h"
 
 #include <gtest/gtest.h>
 

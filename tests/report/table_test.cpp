@@ -1,4 +1,4 @@
-#include "invattn/report/table.h"
+#include "invattn/report/reconstruction/tables.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "invattn/report/grouping.h"
-#include "invattn/report/printed.h"
-#include "invattn/report/report.h"
+#include "invattn/report/reconstruction/grouping.h"
+#include "invattn/report/reconstruction/printed.h"
 
 namespace invattn {
 namespace {
@@ -43,7 +42,7 @@ TEST(Table, ResultsHaveOneLinePerNetworkOverItsSeeds) {
   lost.lipschitz_max = 2.8;
   lost.failures = 1569;
   const std::vector<ResultRow> rows = {row_of("cifar10", "guarded", "gaussian", 0), row_of("cifar10", "guarded", "gaussian", 1), lost};
-  EXPECT_EQ(results_table(rows),
+  EXPECT_EQ(to_markdown(every_network(rows)),
             "| data     | variant | kind     |        MSE |       SSIM | V-score |  paper |            loss | identity | constant | "
             "iterations | failures | seconds |\n"
             "|----------|---------|----------|-----------:|-----------:|--------:|-------:|----------------:|---------:|---------:|--------"
@@ -55,7 +54,7 @@ TEST(Table, ResultsHaveOneLinePerNetworkOverItsSeeds) {
 }
 
 TEST(Table, WithoutPaperFiguresThereIsNoColumnForThem) {
-  const std::string text = results_table({row_of("synthetic", "guarded", "gaussian", 0)});
+  const std::string text = to_markdown(every_network({row_of("synthetic", "guarded", "gaussian", 0)}));
   EXPECT_EQ(text.find("paper"), std::string::npos) << text;
   EXPECT_EQ(to_markdown(paper_layout({row_of("synthetic", "guarded", "gaussian", 0)}).front()),
             "| kind     | synthetic MSE | synthetic SSIM | synthetic V-score |\n"
@@ -64,7 +63,7 @@ TEST(Table, WithoutPaperFiguresThereIsNoColumnForThem) {
 }
 
 TEST(Table, OfNoRowsHasAHeaderOnly) {
-  const std::string text = results_table(std::vector<ResultRow>{});
+  const std::string text = to_markdown(every_network({}));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
 }
 
@@ -97,17 +96,17 @@ TEST(Table, VariantsAreComparedWhereThereAreSeveral) {
 
 TEST(Table, NamesCannotBreakOutOfMarkdownOrHtml) {
   const ResultRow row = row_of("synthetic", "a|b\n<script>alert('x')</script>&\"", "gaussian", 0);
-  EXPECT_NE(results_table({row}).find("| a\\|b <script>"), std::string::npos) << results_table({row});
+  EXPECT_NE(to_markdown(every_network({row})).find("| a\\|b <script>"), std::string::npos) << to_markdown(every_network({row}));
   const std::string html = to_html(every_network({row}));
   EXPECT_EQ(html.find("<script"), std::string::npos);
   EXPECT_NE(html.find("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot;"), std::string::npos) << html;
 }
 
 TEST(Table, NamesCannotSteerATerminal) {
-  const std::string text = results_table({row_of("synthetic",
-                                                 "a\x1b[31m\xc2\x9b"
-                                                 "2J\xff",
-                                                 "gaussian", 0)});
+  const std::string text = to_markdown(every_network({row_of("synthetic",
+                                                             "a\x1b[31m\xc2\x9b"
+                                                             "2J\xff",
+                                                             "gaussian", 0)}));
   EXPECT_NE(text.find("| a\\x1b[31m\\xc2\\x9b2J\\xff |"), std::string::npos) << text;
 }
 
