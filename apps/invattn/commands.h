@@ -129,8 +129,7 @@ void read_run_config(Options& options, const std::filesystem::path& folder) {
 /// that torchrun has started again go on with the run that they have begun.
 template <class Options, class Arguments>
 Options resolve_together(Arguments& arguments, const World& world, Options (*resolve)(const Arguments&)) {
-  const bool started_again = World::restarts() > 0 && world.leads() && std::filesystem::exists(arguments.out / "config.toml");
-  arguments.resume = arguments.resume || (!world.alone() && world.any(started_again));
+  arguments.resume = arguments.resume || (world.started_again() && world.as_first(std::filesystem::exists(arguments.out / "config.toml")));
   if (world.alone() || !arguments.resume) return resolve(arguments);
   arguments.weights.clear();
   std::string text;

@@ -10,7 +10,9 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <stdexcept>
 
+#include <thread>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -28,6 +30,8 @@ static_assert(sizeof(c10d::ProcessGroupGloo) == 488);
 constexpr const char* kOrigin = "dist";
 constexpr int64_t kMostProcesses = 1 << 20;
 
+constexpr std::chrono::milliseconds kLongestPause{500};
+constexpr std::chrono::seconds kShortestMeeting{30};  // others may be started a little later
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -82,6 +86,36 @@ struct World::Group {
 namespace {
 
 /// Runs an operation of c10d, whose errors are all that a process was lost.
+/// The number, from 1, of the meeting to which all `size` processes have come that the launcher has started together. Processes that are
+/// started again meet in the store of those before, and each may see another of them go on for a while; how often a launcher has started
+/// its own it says, but on every machine another number. So the one with rank 0 opens a new meeting, which those of the others that are new
+/// come to, and closes it when they all have: before that nobody reads what others have left.
+int64_t meeting(c10d::Store& store, int64_t rank, int64_t size, std::chrono::seconds timeout) {
+  constexpr const char* kOpened = "invattn/meetings";
+  const auto key = [](int64_t number, const std::string& what) { return "invattn/meeting " + std::to_string(number) + "/" + what; };
+  int64_t mine = rank == 0 ? store.add(kOpened, 1) : 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
+    if (rank == 0) {
+      if (store.add(key(mine, "came"), 0) == size - 1) {
+        store.add(key(mine, "closed"), 1);
+        return mine;
+      }
+    } else {
+      const int64_t latest = store.add(kOpened, 0);
+      if (latest > mine && store.add(key(latest, std::to_string(rank)), 1) == 1) {  // else it was the process before that came
+        mine = latest;
+        store.add(key(mine, "came"), 1);
+      }
+      if (mine > 0 && store.add(key(mine, "closed"), 0) == 1) return mine;
+    }
+    if (std::chrono::steady_clock::now() - start > std::max(timeout, kShortestMeeting)) {
+      throw std::runtime_error("not all came within the time-out");
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 template <class Operation>
 void together(const char* doing, const Operation& operation) {
   try {
@@ -107,11 +141,10 @@ bool World::has_others() { return number("WORLD_SIZE", kMostProcesses).value_or(
 
 int64_t World::local_rank() { return number("LOCAL_RANK", kMostProcesses).value_or(0); }
 
-int64_t World::restarts() { return number("TORCHELASTIC_RESTART_COUNT", kMostProcesses).value_or(0); }
-
 World World::join(at::Device device, std::chrono::seconds timeout) {
   World world;
   if (!has_others()) return world;
+  world.timeout_ = timeout;
   world.size_ = needed("WORLD_SIZE", kMostProcesses);
   world.rank_ = needed("RANK", world.size_ - 1);
   const std::string address = variable("MASTER_ADDR");
@@ -131,9 +164,10 @@ World World::join(at::Device device, std::chrono::seconds timeout) {
   const auto rank = static_cast<int>(world.rank_);
   const auto size = static_cast<int>(world.size_);
   together("meet", [&] {
-    // Processes that were started again must not read what those before have left.
-    group.store = c10::make_intrusive<c10d::PrefixStore>("invattn/" + std::to_string(restarts()),
-                                                         c10::make_intrusive<c10d::TCPStore>(address, options));
+    const auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
+    const int64_t met = meeting(*store, rank, size, timeout);
+    world.started_again_ = met > 1;
+    group.store = c10::make_intrusive<c10d::PrefixStore>("invattn/" + std::to_string(met), store);
     group.gloo =
         c10::make_intrusive<c10d::ProcessGroupGloo>(group.store, rank, size, c10d::ProcessGroupGloo::Options::create_default(timeout));
   });
@@ -151,7 +185,8 @@ World World::join(at::Device device, std::chrono::seconds timeout) {
   require(device.is_cpu(), kOrigin, "expected a build with NCCL for several processes on GPUs, got one without. ",
           "Build with CUDA (make CUDA=ON) where NCCL's headers are, or use --device cpu.");
 #endif
-  world.barrier();
+  // A store of their own, which torchrun can be told to leave to the processes, knows of none before.
+  world.started_again_ = world.any(world.started_again_ || number("TORCHELASTIC_RESTART_COUNT", kMostProcesses).value_or(0) > 0);
   return world;
 }
 

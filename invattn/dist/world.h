@@ -48,14 +48,15 @@ class World {
   static bool has_others();
   /// The rank on this machine, which is the number of the GPU to use; 0 where the environment says nothing.
   static int64_t local_rank();
-  /// How often the launcher has started all processes again.
-  static int64_t restarts();
-
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   bool alone() const { return size_ == 1; }
   /// Whether this is the process that writes files and tells what is going on.
   bool leads() const { return rank_ == 0; }
+  /// Whether the launcher has started these processes again, after others of them were lost.
+  bool started_again() const { return started_again_; }
+  /// How long an operation waits for the others.
+  std::chrono::seconds timeout() const { return timeout_; }
 
   /// In place, of tensors of one shape and type in all processes. The sums are the same bits in all processes.
   void sum(const at::Tensor& values) const;
@@ -84,3 +85,5 @@ class World {
 };
 
 }  // namespace invattn
+  bool started_again_ = false;
+  std::chrono::seconds timeout_{0};

@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -195,6 +196,22 @@ def detection(campaign):
     check(scores[0] == scores[1] and len(scores[0]["maps"]) == 7, "scores or maps of one process and of three differ")
 
 
+def two_launchers(campaign):
+    """Two torchruns, as of two machines. Each counts the restarts of its own processes alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = campaign.command("launchers", restarts=3, more=["--process-timeout=30"])
+    place = command.index("--standalone")
+    shared = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1"]
+    processes = [campaign.start([*command[:place], *shared, *command[place + 2 :]]) for _ in range(2)]
+    campaign.wait_for_steps("launchers")
+    os.kill(campaign.worker("launchers", 1), signal.SIGKILL)
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    check([process.returncode for process in processes] == [0, 0], "\n".join(printed))
+    check(campaign.model("whole") == campaign.model("launchers"), "other bits after a restart on one of two machines")
+
+
 def killed(campaign, number):
     """A process ends without a word, at any moment; torchrun starts all again."""
     out = f"killed-{number}"
@@ -264,8 +281,9 @@ def refused(campaign):
     printed = process.communicate(timeout=300)[0]
     check("expected the configuration of process 0 in every process, got another in process 1" in printed, printed)
     check(process.returncode != 0 and not (campaign.folder / "apart/config.toml").exists(), printed)
-    command = campaign.command("detection")
-    process = campaign.start([part.replace("density", "detect") if part == "density" else part for part in command if not part.startswith("--set")])
+    command = campaign.command("none")
+    place = command.index(campaign.tool)
+    process = campaign.start([*command[: place + 2], "interpolate", str(campaign.folder / "whole"), f"--out={campaign.folder / 'paths.png'}"])
     printed = process.communicate(timeout=300)[0]
     check("expected one process for this command" in printed, printed)
 
@@ -282,6 +300,7 @@ def main():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
     cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, refused, full_disk, asked_to_stop, hanging]
+    cases.append(two_launchers)
     failures = 0
     try:
         for case in [*cases, *([killed] * arguments.kills)]:
