@@ -60,7 +60,7 @@ void ComputeArguments::add_to(CLI::App& command) {
 at::Device ComputeArguments::apply(const std::string& origin) const {
   require(!World::has_others(), origin,
           "expected one process for this command, got several (WORLD_SIZE). Several processes work together on ",
-          "density train, eval and sample, detect train and eval; start others without torchrun.");
+          "reconstruct, density train, eval and sample, detect train and eval; start others without torchrun.");
   return join(origin).device;
 }
 
@@ -70,7 +70,7 @@ void ComputeArguments::add_timeout(CLI::App& command) {
       ->capture_default_str();
 }
 
-Processes ComputeArguments::join(const std::string& origin) const {
+Processes ComputeArguments::join(const std::string& origin, bool shares_tensors) const {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   use_kernels(parse_name<Kernels>(kernels, origin));
   at::Device own = device_named(device, origin);
@@ -82,7 +82,7 @@ Processes ComputeArguments::join(const std::string& origin) const {
     c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(own);
   }
   const auto timeout = std::chrono::seconds(std::max<int64_t>(1, std::llround(std::min(process_timeout, 1e6))));
-  return {.device = own, .world = World::join(own, timeout)};
+  return {.device = own, .world = World::join(shares_tensors ? own : at::Device(at::kCPU), timeout)};
 }
 
 void RunArguments::add_to(CLI::App& command, const std::string& example) {

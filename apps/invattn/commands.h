@@ -60,8 +60,9 @@ struct ComputeArguments {
   /// several processes were started.
   at::Device apply(const std::string& origin) const;
 
-  /// The same for commands that several processes may work on together: on GPUs each takes one.
-  Processes join(const std::string& origin) const;
+  /// The same for commands that several processes may work on together: on GPUs each takes one. `shares_tensors`: whether they add up what is
+  /// there.
+  Processes join(const std::string& origin, bool shares_tensors = true) const;
 };
 
 /// Of every command that makes a run folder from a configuration.
@@ -131,7 +132,7 @@ template <class Options, class Arguments>
 Options resolve_together(Arguments& arguments, const World& world, Options (*resolve)(const Arguments&)) {
   arguments.resume = arguments.resume || (world.started_again() && world.as_first(std::filesystem::exists(arguments.out / "config.toml")));
   if (world.alone() || !arguments.resume) return resolve(arguments);
-  arguments.weights.clear();
+  if constexpr (requires { arguments.weights; }) arguments.weights.clear();
   std::string text;
   world.first([&] { text = write_toml(resolve(arguments)); });
   Options options;

@@ -176,7 +176,7 @@ int run(int argc, char** argv) {
     invattn::tool::add_doctor(tool);
     tool.footer(tool.get_footer() + kExitCodes);
     return parse_and_run(tool, argc, argv);
-  } catch (const invattn::ErrorOfFirst& error) {  // which process 0 says
+  } catch (const invattn::ErrorOfOther& error) {  // which says it
     return error.exit_code();
   } catch (const invattn::ProcessLost& lost) {
     std::cerr << "error: " << invattn::printable_lines(lost.what()) << "\n";

@@ -12,6 +12,7 @@
 #include "invattn/config/toml.h"
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
+#include "invattn/dist/work_queue.h"
 #include "invattn/experiments/reconstruction.h"
 #include "invattn/experiments/reconstruction_options.h"
 #include "invattn/nn/attention.h"
@@ -62,18 +63,19 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
     return;
   }
   arguments.check_resume("reconstruct");
-  const ReconstructionOptions options = resolve(arguments);
   if (arguments.print_config) {
-    std::cout << write_toml(options);
+    std::cout << write_toml(resolve(arguments));
     return;
   }
   // The tensors of the embedded default are too small to be worth sharing, and threads that wait for a busy core cost minutes.
   if (arguments.threads == 0 && arguments.empty()) arguments.threads = 1;
-  const at::Device device = arguments.apply("reconstruct");
-  if (arguments.out.empty()) arguments.out = fresh_run_folder("reconstruct");
+  const auto [device, world] = arguments.join("reconstruct", /*shares_tensors=*/false);
+  arguments.require_out(world, "reconstruct");
+  const auto options = resolve_together<ReconstructionOptions>(arguments, world, resolve);
   try {
-    const ReconstructionOutcome outcome =
-        run_reconstruction(options, {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command});
+    const ReconstructionOutcome outcome = run_reconstruction(
+        options, {.folder = arguments.out, .device = device, .resume = arguments.resume, .command = command, .world = world});
+    if (!world.leads()) return;
     if (arguments.json) {
       std::cout << std::ifstream(arguments.out / "results.json").rdbuf();
     } else {
@@ -86,6 +88,7 @@ void reconstruct(ReconstructArguments arguments, const std::string& command) {
            "\nTry more training images, a smaller guard.target, or a tighter tolerance.");
     }
   } catch (const Interrupted&) {
+    if (!world.leads()) throw CLI::RuntimeError(WorkQueue::kInterrupted);
     stop_interrupted(resume_command("invattn reconstruct", arguments.out));
   }
 }
@@ -101,6 +104,7 @@ void add_reconstruct(CLI::App& tool) {
                    {"invattn reconstruct --resume --out RUN", "go on with a run that was stopped"}});
   auto arguments = std::make_shared<ReconstructArguments>();
   arguments->add_to(*command, "guard.weight=20");
+  arguments->add_timeout(*command);
   command->get_option("--threads")->description("CPU threads (default: all cores; 1 for the embedded default)");
   command->get_option("--json")->description("Print results.json in place of the table");
   command->add_option("--data", arguments->data, "Data sets: synthetic, cifar10:PATH, svhn:PATH, celeba:PATH")->take_all();

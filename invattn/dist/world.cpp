@@ -7,12 +7,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <limits>
 #include <optional>
-#include <string>
 #include <stdexcept>
-
+#include <string>
 #include <thread>
+
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -29,9 +30,9 @@ static_assert(sizeof(c10d::ProcessGroupGloo) == 488);
 
 constexpr const char* kOrigin = "dist";
 constexpr int64_t kMostProcesses = 1 << 20;
-
 constexpr std::chrono::milliseconds kLongestPause{500};
 constexpr std::chrono::seconds kShortestMeeting{30};  // others may be started a little later
+
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -85,7 +86,6 @@ struct World::Group {
 
 namespace {
 
-/// Runs an operation of c10d, whose errors are all that a process was lost.
 /// The number, from 1, of the meeting to which all `size` processes have come that the launcher has started together. Processes that are
 /// started again meet in the store of those before, and each may see another of them go on for a while; how often a launcher has started
 /// its own it says, but on every machine another number. So the one with rank 0 opens a new meeting, which those of the others that are new
@@ -116,6 +116,7 @@ int64_t meeting(c10d::Store& store, int64_t rank, int64_t size, std::chrono::sec
   }
 }
 
+/// Runs an operation of c10d, whose errors are all that a process was lost.
 template <class Operation>
 void together(const char* doing, const Operation& operation) {
   try {
@@ -134,7 +135,7 @@ void together(const char* doing, const Operation& operation) {
 
 }  // namespace
 
-ErrorOfFirst::ErrorOfFirst(ErrorKind kind, std::string_view text)
+ErrorOfOther::ErrorOfOther(ErrorKind kind, std::string_view text)
     : Error(kind, text.substr(1, text.find(']') - 1), text.substr(std::min(text.find(']') + 2, text.size()))) {}
 
 bool World::has_others() { return number("WORLD_SIZE", kMostProcesses).value_or(1) > 1; }
@@ -143,8 +144,8 @@ int64_t World::local_rank() { return number("LOCAL_RANK", kMostProcesses).value_
 
 World World::join(at::Device device, std::chrono::seconds timeout) {
   World world;
-  if (!has_others()) return world;
   world.timeout_ = timeout;
+  if (!has_others()) return world;
   world.size_ = needed("WORLD_SIZE", kMostProcesses);
   world.rank_ = needed("RANK", world.size_ - 1);
   const std::string address = variable("MASTER_ADDR");
@@ -250,6 +251,26 @@ bool World::any(bool mine) const {
 
 void World::barrier() const { any(false); }
 
+int64_t World::add(const std::string& name, int64_t amount) const {
+  require(!alone(), kOrigin, "expected several processes to share the number '", name, "', got one.");
+  int64_t sum = 0;
+  together("answer", [&] {
+    // The store waits for its answer without end, also where the network is gone: then its thread is left behind.
+    auto answer = std::make_shared<std::promise<int64_t>>();
+    auto known = answer->get_future();
+    std::thread([group = group_, answer, name, amount] {
+      try {
+        answer->set_value(group->store->add(name, amount));
+      } catch (...) {
+        answer->set_exception(std::current_exception());
+      }
+    }).detach();
+    if (known.wait_for(timeout_) != std::future_status::ready) throw std::runtime_error("no answer within the time-out");
+    sum = known.get();
+  });
+  return sum;
+}
+
 void World::first(const std::function<void()>& work) const {
   if (alone()) return work();
   std::exception_ptr thrown;
@@ -272,7 +293,7 @@ void World::first(const std::function<void()>& work) const {
   const int kind = outcome["kind"].get<int>();
   const std::string text = outcome["text"].get<std::string>();
   if (kind == 0) throw ProcessLost("[" + std::string(kOrigin) + "] expected process 0 to go on, got '" + text + "'.");
-  throw ErrorOfFirst(static_cast<ErrorKind>(kind), text);
+  throw ErrorOfOther(static_cast<ErrorKind>(kind), text);
 }
 
 void World::agree(std::string_view origin, const std::vector<std::pair<std::string, std::string>>& facts) const {
@@ -284,7 +305,7 @@ void World::agree(std::string_view origin, const std::vector<std::pair<std::stri
       if (same[rank].item<int64_t>() == 1) continue;
       const std::string text = "expected " + what + " of process 0 in every process, got another in process " + std::to_string(rank) + ". ";
       const std::string step = "Start all of them from the same program, with the same command and the same files.";
-      if (!leads()) throw ErrorOfFirst(ErrorKind::kUsage, "[" + std::string(origin) + "] " + text + step);
+      if (!leads()) throw ErrorOfOther(ErrorKind::kUsage, "[" + std::string(origin) + "] " + text + step);
       fail(ErrorKind::kUsage, origin, text, step);
     }
   }

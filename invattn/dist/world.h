@@ -24,11 +24,11 @@ class ProcessLost : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What rank 0 has thrown, and says itself, in the others.
-class ErrorOfFirst : public Error {
+/// What another process has thrown, and says itself.
+class ErrorOfOther : public Error {
  public:
   /// `text` with its origin.
-  ErrorOfFirst(ErrorKind kind, std::string_view text);
+  ErrorOfOther(ErrorKind kind, std::string_view text);
 };
 
 /// The processes that work on one run together. Every process calls the same operations in the same order. A process by itself is a World,
@@ -71,7 +71,11 @@ class World {
   bool as_first(bool mine) const { return any(leads() && mine); }  ///< rank 0's
   void barrier() const;
 
-  /// Rank 0 does it while the others wait. Where that is an Error the others throw ErrorOfFirst of the same kind and text, else ProcessLost.
+  /// Adds to a number that all processes share under this name, from 0, and gives what it is then. Not one of the operations that all
+  /// call in the same order: any process at any time. Not where alone.
+  int64_t add(const std::string& name, int64_t amount) const;
+
+  /// Rank 0 does it while the others wait. Where that is an Error the others throw ErrorOfOther of the same kind and text, else ProcessLost.
   void first(const std::function<void()>& work) const;
 
   /// An Error(kUsage) of `origin` unless all processes have the same texts: pairs of what it is and the text (or a digest of it).
@@ -82,8 +86,8 @@ class World {
   std::shared_ptr<Group> group_;  // none where alone
   int64_t rank_ = 0;
   int64_t size_ = 1;
+  bool started_again_ = false;
+  std::chrono::seconds timeout_{0};
 };
 
 }  // namespace invattn
-  bool started_again_ = false;
-  std::chrono::seconds timeout_{0};

@@ -32,6 +32,8 @@ InterruptWatch::~InterruptWatch() {
   stop_requested = false;
 }
 
+void InterruptWatch::request() { stop_requested = true; }
+
 bool InterruptWatch::requested() { return stop_requested; }
 
 }  // namespace invattn

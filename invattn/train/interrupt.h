@@ -19,6 +19,8 @@ class InterruptWatch {
   InterruptWatch& operator=(const InterruptWatch&) = delete;
 
   static bool requested();
+  /// As if Ctrl-C had been pressed: for a stop that another process wants.
+  static void request();
 
   /// Throws Interrupted if a stop was asked for.
   static void check() {

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 
+import reconstruct_test
 from torchrun_test import Campaign, check
 
 TIMEOUT = 4  # seconds, --process-timeout
@@ -154,6 +155,16 @@ def restarted(case):
     check(case.campaign.model("undisturbed") == case.campaign.model("again"), "other bits after the network was lost and found")
 
 
+def cells(case):
+    """Cells that are shared out: each process saves what it is at, and the rest is done by --resume."""
+    campaign = reconstruct_test.Campaign(case.tool, case.folder, 0)
+    alone = campaign.command("whole")
+    subprocess.run(alone, check=True, capture_output=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    case.lost(campaign.command("cells", f"--process-timeout={TIMEOUT}"), "cells/cells/*/cell.json")
+    case.finish(campaign.command("cells", "--resume"))
+    campaign.check_same("cells")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tool", type=lambda path: pathlib.Path(path).resolve())
@@ -171,7 +182,7 @@ def main():
     case = Case(str(arguments.tool), folder, machines)
     failures = 0
     try:
-        for test in (resumed, restarted):
+        for test in (resumed, restarted, cells):
             start = time.monotonic()
             try:
                 test(case)

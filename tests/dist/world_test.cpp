@@ -97,7 +97,7 @@ TEST(World, WhatTheFirstThrowsAllThrow) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kData);
     EXPECT_STREQ(error.what(), "[file] expected it, got none. Get it.");
-    EXPECT_EQ(dynamic_cast<const ErrorOfFirst*>(&error) == nullptr, world.leads());
+    EXPECT_EQ(dynamic_cast<const ErrorOfOther*>(&error) == nullptr, world.leads());
   }
   if (world.leads()) {
     EXPECT_THROW(world.first([] { throw std::logic_error("a fault"); }), std::logic_error);
