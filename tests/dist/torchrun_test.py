@@ -196,6 +196,29 @@ def detection(campaign):
     check(scores[0] == scores[1] and len(scores[0]["maps"]) == 7, "scores or maps of one process and of three differ")
 
 
+VARIANT = '''#!/usr/bin/env bash
+[[ -z ${WORLD_SIZE:-}${RANK:-} ]] || exit 9
+while [[ $# -gt 0 ]]; do [[ $1 == --out ]] && out=$2; [[ $1 == --variant ]] && variant=$2; shift; done
+mkdir -p "$out" && echo "$variant on $CUDA_VISIBLE_DEVICES" >>"$out/results.json" && echo "S-measure 1"
+'''
+
+
+def variants_of_detectors(campaign):
+    """Each variant is one process's, which has a GPU of its own and knows of no other."""
+    tool, out = campaign.folder / "train", campaign.folder / "variants"
+    tool.write_text(VARIANT)
+    tool.chmod(0o755)
+    script = pathlib.Path(__file__).resolve().parents[2] / "scripts/detection_variants"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "--no-python"]
+    environment = {**os.environ, "INVATTN": str(tool), "CUDA_VISIBLE_DEVICES": "7,5,3,1"}
+    done = subprocess.run([*launcher, str(script), str(out), "--", "--device", "cuda"], capture_output=True, text=True, timeout=120, env=environment)
+    check(done.returncode == 0 and done.stdout.count("S-measure 1") == 9, done.stdout + done.stderr)
+    trained = {path.parent.name: path.read_text() for path in out.glob("*/results.json")}
+    kinds = ["gaussian", "embedded-gaussian", "dot-product", "concatenation"]
+    names = ["base", *kinds, *(f"invertible-{kind}" for kind in kinds)]
+    check(trained == {name: f"{name} on {[7, 5, 3, 1][place % 4]}\n" for place, name in enumerate(names)}, str(trained))
+
+
 def two_launchers(campaign):
     """Two torchruns, as of two machines. Each counts the restarts of its own processes alone."""
     with socket.socket() as free:
@@ -299,7 +322,7 @@ def main():
         return 77
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
-    cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, refused, full_disk, asked_to_stop, hanging]
+    cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, variants_of_detectors, refused, full_disk, asked_to_stop, hanging]
     cases.append(two_launchers)
     failures = 0
     try:
