@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <optional>
 #include <system_error>
@@ -70,6 +71,7 @@ bool Trainer::run() {
     if (position_.step == first_ && options_.resume) keep_config();
     ++position_.step;
     const Decision decision = decide();
+    if (decision.not_saved) finish_saving();
     if (decision.back_off) {
       back_off();
       continue;
@@ -81,7 +83,7 @@ bool Trainer::run() {
       task_.evaluate();
       precision = task_.precision();
     }
-    if (decision.save) save();
+    if (decision.save) save(decision.interrupted || decision.out_of_time || position_.step == options_.steps);
     if (decision.interrupted) throw Interrupted();
     if (decision.out_of_time) return false;
   }
@@ -101,17 +103,22 @@ Trainer::Decision Trainer::decide() const {
   const bool last = position_.step == options_.steps;
   bool interrupted = InterruptWatch::requested();
   bool late = options_.time_limit > 0 && seconds_since(start_) > options_.time_limit;
-  bool old = seconds_since(saved_) > options_.save_seconds;
+  const bool saving = saving_.valid() && saving_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  bool old = seconds_since(saved_) > options_.save_seconds && !saving;
+  bool not_saved = false;
   if (const World& world = options_.world; !world.alone()) {  // a stop is asked for in any process, the time is that of the first
     const auto flag = [](bool on) { return on ? 1.0 : 0.0; };
-    const at::Tensor flags = at::tensor({flag(interrupted), flag(late && world.leads()), flag(old && world.leads())}, at::kDouble);
+    const at::Tensor flags =
+        at::tensor({flag(interrupted), flag(late && world.leads()), flag(old && world.leads()), flag(failed_to_save_)}, at::kDouble);
     world.sum(flags);
     interrupted = flags[0].item<double>() > 0;
     late = flags[1].item<double>() > 0;
     old = flags[2].item<double>() > 0;
+    not_saved = flags[3].item<double>() > 0;
   }
   Decision decision{.report = due(options_.report_every),
                     .evaluate = due(options_.evaluate_every) && !last,
+                    .not_saved = not_saved,
                     .interrupted = interrupted,
                     .out_of_time = late && !last};
   decision.save = last || late || interrupted || old || (options_.save_reports && decision.report);
@@ -255,9 +262,11 @@ void Trainer::check_together() const {
   options_.world.agree(options_.name, {{"the weights after step " + std::to_string(position_.step), std::to_string(digest)}});
 }
 
-void Trainer::save() {
+/// `wait`: until the file is there. Else with several processes the file before is waited for alone.
+void Trainer::save(bool wait) {
   tick();
   if (!options_.world.alone()) check_together();
+  finish_saving();
   Checkpoint checkpoint;
   add_training(checkpoint, network_, optimizer_);
   add_guard(checkpoint, guard_, options_.world);
@@ -273,12 +282,36 @@ void Trainer::save() {
     return !entry.second.is_floating_point() || entry.second.isfinite().all().template item<bool>();
   };
   if (options_.may_diverge && !std::ranges::all_of(checkpoint.tensors, finite)) note_diverged(checkpoint);
-  options_.world.first([&] {
+  const auto write = [this](const Checkpoint& what) {
     if (options_.metrics) sync_metrics(options_.folder, options_.name);
-    save_checkpoint(checkpoint_path(), checkpoint, {.shard_bytes = options_.shard_bytes});
-  });
+    save_checkpoint(checkpoint_path(), what, {.shard_bytes = options_.shard_bytes});
+  };
+  if (options_.world.alone()) {
+    write(checkpoint);
+  } else if (options_.world.leads()) {
+    Checkpoint copy{.tensors = {}, .notes = checkpoint.notes};
+    for (const auto& [name, tensor] : checkpoint.tensors) {
+      copy.tensors.emplace(name, tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+    }
+    saving_ = std::async(std::launch::async, [this, write, copy = std::move(copy)] {
+      try {
+        write(copy);
+      } catch (...) {
+        failed_to_save_ = true;
+        throw;
+      }
+    });
+  }
+  if (wait) finish_saving();
   task_.saved(checkpoint);
   saved_ = Progress::Clock::now();
+}
+
+/// The checkpoint that is under way: it is there when this returns, in all processes, or they throw what rank 0 has met.
+void Trainer::finish_saving() {
+  options_.world.first([this] {
+    if (saving_.valid()) saving_.get();
+  });
 }
 
 void Trainer::restore() {
@@ -309,6 +342,7 @@ Trainer::Position Trainer::position_in(const Checkpoint& checkpoint, const std::
 }
 
 void Trainer::back_off() {
+  finish_saving();
   const Position astray = position_;
   if (astray.back_offs >= kBackOffs || !has_checkpoint()) {
     fail(ErrorKind::kNotConverged, options_.name, "expected a finite loss, got one that is not a number by step ", astray.step,

@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -103,8 +105,8 @@ struct TrainerOptions {
 /// after three such returns, and before the first checkpoint, it is an Error(kNotConverged).
 ///
 /// With several processes each has the same weights and a part of every batch, of one size. Gradients, losses and what ActNorms are
-/// started from are means over all of them, what follows a step is decided together, and rank 0 writes the files. A training goes on
-/// with any number of processes; the same number gives the same bits again.
+/// started from are means over all of them, what follows a step is decided together, and rank 0 writes the files, checkpoints while all go
+/// on from a copy of the tensors. A training goes on with any number of processes; the same number gives the same bits again.
 ///
 ///   Trainer trainer(task, *network, Optimizer(*network, optimizer_options), {.folder = folder, .steps = 1000}, progress);
 ///   if (trainer.run()) ...   // the end: measure, save the model
@@ -143,6 +145,7 @@ class Trainer {
     bool report = false;
     bool evaluate = false;
     bool save = false;
+    bool not_saved = false;  // the checkpoint before could not be written
     bool interrupted = false;
     bool out_of_time = false;
   };
@@ -158,7 +161,8 @@ class Trainer {
   void tick() { position_.seconds = seconds_before_ + seconds_since(start_); }
   void report(const at::Tensor& sums);
   bool has_checkpoint() const;
-  void save();
+  void save(bool wait);
+  void finish_saving();
   void restore();
   Position position_in(const Checkpoint& checkpoint, const std::string& origin) const;
   void back_off();
@@ -182,6 +186,8 @@ class Trainer {
   Progress::Clock::time_point reported_;
   double seconds_before_ = 0;
   Progress::Clock::time_point start_, saved_;
+  std::atomic<bool> failed_to_save_ = false;
+  std::future<void> saving_;  // of rank 0 of several: the file under way, while all go on
 };
 
 }  // namespace invattn

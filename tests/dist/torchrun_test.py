@@ -196,6 +196,37 @@ def detection(campaign):
     check(scores[0] == scores[1] and len(scores[0]["maps"]) == 7, "scores or maps of one process and of three differ")
 
 
+SLOW_DISK = '''
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int renameat(int from, const char *old, int to, const char *name) {
+  const char *rank = getenv("RANK");
+  if (rank && strcmp(rank, "0") == 0 && strcmp(name, "checkpoint.safetensors") == 0) sleep(SECONDS);
+  return (int)syscall(SYS_renameat2, from, old, to, name, 0);
+}
+'''
+
+
+def slow_disk(campaign):
+    """While process 0 writes a checkpoint all go on; it is there whole, or not at all."""
+    source, library = campaign.folder / "slow.c", campaign.folder / "slow.so"
+    source.write_text(SLOW_DISK)
+    seconds = 6
+    subprocess.run(["cc", f"-DSECONDS={seconds}", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, capture_output=True)
+    launcher = campaign.command("slow")
+    place = launcher.index("--no-python") + 1
+    process = campaign.start([*launcher[:place], "env", f"LD_PRELOAD={library}", *launcher[place:]])
+    printed = process.communicate(timeout=300)[0]
+    check(process.returncode == 0, printed)
+    lines = [json.loads(line) for line in (campaign.folder / "slow/metrics.jsonl").read_text().splitlines()]
+    reported = [line["seconds"] for line in lines if "bits" in line]
+    check(len(reported) == 6 and reported[-1] < seconds, f"the steps waited for the disk: {reported}")
+    check(campaign.model("whole") == campaign.model("slow"), "other bits with a slow disk")
+
+
 VARIANT = '''#!/usr/bin/env bash
 [[ -z ${WORLD_SIZE:-}${RANK:-} ]] || exit 9
 while [[ $# -gt 0 ]]; do [[ $1 == --out ]] && out=$2; [[ $1 == --variant ]] && variant=$2; shift; done
@@ -323,7 +354,7 @@ def main():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
     cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, variants_of_detectors, refused, full_disk, asked_to_stop, hanging]
-    cases.append(two_launchers)
+    cases += [slow_disk, two_launchers]
     failures = 0
     try:
         for case in [*cases, *([killed] * arguments.kills)]:
