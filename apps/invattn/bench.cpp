@@ -122,11 +122,13 @@ void add_bench(CLI::App& tool) {
                    {"invattn bench growth --plot growth.png", "time and memory from 1k to 64k positions"},
                    {"invattn bench flow --plot flow.png", "a flow's training step against batch, channels, blocks"},
                    {"invattn bench flow-block", "inverse and training step of one convolution block"},
-                   {"invattn bench sample RUN", "sampling beside the rule of Residual Flow's code"}});
+                   {"invattn bench sample RUN", "sampling beside the rule of Residual Flow's code"},
+                   {"invattn bench scale", "what a training step would take on many GPUs"}});
   bench->require_subcommand(0, 1);
   add_bench_attention(*bench);
   add_bench_flow(*bench);
   add_bench_sample(*bench);
+  add_bench_scale(*bench);
 }
 
 }  // namespace invattn::tool

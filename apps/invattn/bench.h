@@ -49,5 +49,6 @@ void print(const nlohmann::ordered_json& json);
 void add_bench_attention(CLI::App& bench);  ///< the standard table, inverse, forward, train, growth
 void add_bench_flow(CLI::App& bench);       ///< flow, flow-block
 void add_bench_sample(CLI::App& bench);     ///< sample
+void add_bench_scale(CLI::App& bench);      ///< scale
 
 }  // namespace invattn::tool

@@ -13,28 +13,24 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
 #include "bench_case.h"
+#include "flow_step.h"
 #include "invattn/core/error.h"
 #include "invattn/core/names.h"
-#include "invattn/data/dead_leaves.h"
 #include "invattn/io/atomic_file.h"
 #include "invattn/lipschitz/local_constant.h"
 #include "invattn/nn/convolution.h"
 #include "invattn/nn/flow.h"
-#include "invattn/nn/guard.h"
 #include "invattn/nn/residual.h"
-#include "invattn/ops/full_precision.h"
 #include "invattn/report/drawing.h"
 #include "invattn/report/table.h"
 #include "invattn/train/captured_step.h"
 #include "invattn/train/optimizer.h"
 #include "invattn/train/progress.h"
-#include "peak_memory.h"
 
 namespace invattn::tool {
 namespace {
@@ -70,18 +66,7 @@ struct FlowBlockFigures {
   BenchSide train;            ///< forward, log-determinant, gradients of all weights, power iterations, a step of Adam
 };
 
-/// A flow whose training step is timed.
-struct FlowSize {
-  int64_t side = 0;    ///< of the images
-  int64_t scales = 0;  ///< of the flow
-  int64_t batch = 0;
-  int64_t hidden = 0;  ///< channels inside the branches
-  int64_t blocks = 0;  ///< of each scale
-  FlowPreset preset = FlowPreset::kPaper;
-};
-
 constexpr int64_t kSeed = 0;
-constexpr int64_t kPublishedTerms = 5;
 
 double constant_of(InvertibleResidualImpl& block, const at::Tensor& x) {
   const at::NoGradGuard no_grad;
@@ -156,47 +141,6 @@ FlowBlockFigures run_flow_block(const FlowBlockCase& what) {
   for (int i = 0; i < CapturedStep::kWarmUps + 1; ++i) step();
   figures.train = measure([&] { step(); }, what.device, what.repeats);
   return figures;
-}
-
-/// The preset's network on a GPU; on the CPU one that takes seconds.
-FlowSize standard_flow(FlowPreset preset, at::Device device) {
-  if (device.is_cpu()) return {.side = 16, .scales = 2, .batch = 16, .hidden = 32, .blocks = 4, .preset = preset};
-  return {.side = 32, .scales = 3, .batch = 64, .hidden = 512, .blocks = 16, .preset = preset};
-}
-
-/// A training step: log-likelihood with a series of 5 terms, the guard's penalty, gradients, Adamax. On a GPU with branches in bfloat16, and as
-/// one launch.
-BenchSide run_flow_step(const FlowSize& size, at::Device device, int64_t repeats) {
-  const FullPrecision precision(/*of_convolutions=*/false);
-  at::globalContext().setBenchmarkCuDNN(true);
-  const PeakMemory memory(device);
-  at::manual_seed(kSeed);
-  const auto scales = static_cast<size_t>(size.scales);
-  FlowOptions options = flow_preset(size.preset);
-  options.height = options.width = size.side;
-  options.blocks = std::vector<int64_t>(scales, size.blocks);
-  options.attention_blocks.resize(std::min(options.attention_blocks.size(), scales));
-  options.hidden = size.hidden;
-  Flow flow(options);
-  flow->to(device);
-  flow->train();
-  if (!device.is_cpu()) flow->train_in(at::kBFloat16);  // as the configurations do
-  Guard guard(*flow, {.iterations = 4});
-  Optimizer optimizer(*flow, {.method = OptimizerMethod::kAdamax, .clip_norm = 100});
-  const at::Tensor pixels = dead_leaves({.count = size.batch, .height = size.side, .width = size.side, .seed = kSeed}).to(device);
-  const at::Tensor x = (pixels.to(at::kFloat) + 0.5).contiguous(at::MemoryFormat::ChannelsLast);
-  CapturedStep step(device, [&] {
-    optimizer.zero_grad();
-    const at::Tensor log_prob = flow->log_prob(x, SeriesLogDet{.terms = kPublishedTerms, .value_only = true}).value.mean();
-    (guard.penalty() - log_prob / static_cast<double>(flow->dimensions())).backward();
-    optimizer.step();
-  });
-  // The first batch sets up the ActNorms and waits for the device; then the step is captured.
-  for (int i = 0; i < (device.is_cpu() ? 1 : CapturedStep::kWarmUps + 2); ++i) step();
-  const std::optional<double> most = memory.mebibytes();
-  BenchSide side = measure([&] { step(); }, device, repeats);
-  side.memory = most;
-  return side;
 }
 
 /// What grows, and how a flow of that size is made.

@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -307,6 +311,120 @@ TEST_F(BenchSample, BadInputIsExplained) {
   expect_error({"bench", "sample", "/nowhere.safetensors", "--device", "cpu"}, 4, "/nowhere.safetensors");
   expect_error({"bench", "sample", "/nowhere.safetensors", "--kind", "gaussian"}, 2, "--kind is an option of");
   expect_error({"bench", "forward", "/nowhere.safetensors"}, 2, "/nowhere.safetensors");
+}
+
+std::vector<std::string> scale(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {"bench", "scale", "--device", "cpu", "--threads", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+nlohmann::json scale_json(std::vector<std::string> more) {
+  more.emplace_back("--json");
+  const ToolResult result = run_tool(scale(more));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(Bench, ScalePredictsByItsModel) {
+  const std::vector<std::string> what = {"--times", "16:33.5", "--times", "64:57.3", "--weights", "25000000", "--hop",   "50", "--gpus",
+                                         "1",       "8",       "16",      "4096",    "--images",  "64",       "--batch", "512"};
+  const nlohmann::json all = scale_json(what);
+  const double image = (57.3 - 33.5) / 48;
+  const double fixed = 33.5 - 16 * image;
+  EXPECT_NEAR(all.at("image_ms").get<double>(), image, 1e-9);
+  EXPECT_NEAR(all.at("fixed_ms").get<double>(), fixed, 1e-9);
+  EXPECT_TRUE(all.at("sums").empty()) << "a hop was given";
+  const double inside = 1e8 / 450e9 * 1e3;   // ms that all gradients take over a link
+  const double between = 1e8 / 400e9 * 1e3;  // of two machines, which is the slower one
+  struct Expected {
+    int64_t gpus;
+    double ring, tree, decision;
+  };
+  const std::vector<Expected> expected = {
+      {1, 0, 0, 0},
+      {8, 2 * 7 / 8.0 * inside + 14 * 0.003, 2 * inside + 14 * 0.003, 14 * 0.05},
+      {16, 2 * 15 / 16.0 * between + 30 * 0.010, 2 * between + 14 * 0.003 + 2 * 0.010, 30 * 0.05},
+      {4096, 2 * 4095 / 4096.0 * between + 8190 * 0.010, 2 * between + 14 * 0.003 + 18 * 0.010, 8190 * 0.05}};
+  ASSERT_EQ(all.at("rows").size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const nlohmann::json& row = all.at("rows")[i];
+    const Expected& here = expected[i];
+    EXPECT_EQ(row.at("gpus"), here.gpus);
+    EXPECT_NEAR(row.at("ring_ms").get<double>(), here.ring, 1e-9) << row;
+    EXPECT_NEAR(row.at("tree_ms").get<double>(), here.tree, 1e-9) << row;
+    EXPECT_NEAR(row.at("decision_ms").get<double>(), here.decision, 1e-9) << row;
+    const double waits = std::min(here.ring, here.tree) + here.decision;
+    EXPECT_NEAR(row.at("step_ms").get<double>(), 57.3 + waits, 1e-9) << row;
+    EXPECT_NEAR(row.at("efficiency").get<double>(), 57.3 / (57.3 + waits), 1e-9) << row;
+    if (here.gpus > 512) {
+      EXPECT_TRUE(row.at("shared").is_null()) << row;
+      continue;
+    }
+    const double shared = fixed + image * 512 / static_cast<double>(here.gpus) + waits;
+    EXPECT_NEAR(row.at("shared").at("step_ms").get<double>(), shared, 1e-9) << row;
+    EXPECT_NEAR(row.at("shared").at("speedup").get<double>(), (fixed + image * 512) / shared, 1e-9) << row;
+  }
+  // Waiting passes half of the step where 100 us a GPU pass 57.3 ms, and 0.5 ms or so of sums: at 1,024 among the powers of two.
+  EXPECT_EQ(all.at("half_communication"), 1024);
+  const auto shared = [&](int64_t gpus) {
+    const auto count = static_cast<double>(gpus);
+    const double send = gpus > 8 ? between : inside;
+    const double machines = gpus > 8 ? count / 8 : 1;
+    const double ring = 2 * (count - 1) / count * send + 2 * (count - 1) * (gpus > 8 ? 0.010 : 0.003);
+    const double tree = 2 * send + 2 * ((std::min(count, 8.0) - 1) * 0.003 + std::log2(machines) * 0.010);
+    return fixed + image * 512 / count + (gpus > 1 ? std::min(ring, tree) + 0.1 * (count - 1) : 0);
+  };
+  int64_t fastest = 1;
+  int64_t worth = 1;
+  for (int64_t gpus = 2; gpus <= 512; gpus *= 2) {
+    if (shared(gpus) < shared(fastest)) fastest = gpus;
+    if (worth == gpus / 2 && shared(gpus) <= 0.75 * shared(gpus / 2)) worth = gpus;
+  }
+  EXPECT_EQ(all.at("fastest"), fastest);
+  EXPECT_EQ(all.at("worth"), worth);
+  const ToolResult table = run_tool(scale(what));
+  EXPECT_TRUE(contains(table.out, "A batch of 512 is quickest on " + std::to_string(fastest) + " GPUs")) << table.out;
+  EXPECT_TRUE(contains(table.out, "Assumed: 8 GPUs a machine; 450.0 GB/s and 3.00 us inside, 400.0 GB/s and 10.00 us between")) << table.out;
+}
+
+TEST(Bench, ScaleMeasuresStepsAndSums) {
+  const nlohmann::json steps = scale_json({"--preset", "paper", "--repeats", "1", "--hop", "50"});
+  ASSERT_EQ(steps.at("steps").size(), 4U);
+  EXPECT_GT(steps.at("weights").get<double>(), 1000);
+  for (const nlohmann::json& step : steps.at("steps")) EXPECT_GT(step.at("ms").get<double>(), 0);
+  const nlohmann::json sums = scale_json({"--times", "1:10", "--times", "2:11", "--weights", "250000", "--processes", "2", "3"});
+  ASSERT_EQ(sums.at("sums").size(), 4U);
+  double hop = 1e9;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const nlohmann::json& sum = sums.at("sums")[i];
+    EXPECT_EQ(sum.at("processes"), i < 2 ? 2 : 3);
+    EXPECT_EQ(sum.at("bytes"), i % 2 == 0 ? 24 : 1'000'000);
+    EXPECT_GT(sum.at("ms").get<double>(), 0);
+    if (i % 2 == 0) hop = std::min(hop, 1e3 * sum.at("ms").get<double>() / (i < 2 ? 2 : 4));
+  }
+  EXPECT_NEAR(sums.at("network").at("hop").get<double>(), hop, 1e-9);
+}
+
+TEST(Bench, ScaleSaysWhatItNeeds) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"--times", "16"}, "expected --times and --weights together"},
+      {{"--times", "16", "--weights", "1000"}, "expected IMAGES:MILLISECONDS in --times"},
+      {{"--times", "0:3", "--weights", "1000"}, "expected IMAGES:MILLISECONDS in --times"},
+      {{"--times", "16:nan", "--weights", "1000"}, "expected IMAGES:MILLISECONDS in --times"},
+      {{"--times", "16:3", "--weights", "1000"}, "expected times of at least two numbers of images"},
+      {{"--times", "16:3", "--times", "16:4", "--weights", "1000"}, "expected times of at least two numbers of images"},
+      {{"--preset", "plane"}, "expected the preset of a flow of images"},
+      {{"--gpus", "0"}, "--gpus"},
+      {{"--bandwidth", "nan"}, "--bandwidth"}};
+  for (const auto& [more, message] : wrong) {
+    const ToolResult result = run_tool(scale(more));
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_TRUE(contains(result.err, message)) << result.err;
+  }
+  const ToolResult several = run_tool(scale({}), {"WORLD_SIZE=2"});
+  EXPECT_EQ(several.exit_code, 2);
+  EXPECT_TRUE(contains(several.err, "expected one process, which starts others itself")) << several.err;
 }
 
 }  // namespace
