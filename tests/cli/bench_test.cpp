@@ -385,7 +385,8 @@ TEST(Bench, ScalePredictsByItsModel) {
   EXPECT_EQ(all.at("worth"), worth);
   const ToolResult table = run_tool(scale(what));
   EXPECT_TRUE(contains(table.out, "A batch of 512 is quickest on " + std::to_string(fastest) + " GPUs")) << table.out;
-  EXPECT_TRUE(contains(table.out, "Assumed: 8 GPUs a machine; 450.0 GB/s and 3.00 us inside, 400.0 GB/s and 10.00 us between")) << table.out;
+  EXPECT_TRUE(contains(table.out, "Assumed: 8 GPUs a machine; 450.0 GB/s and 3.00 us inside, 400.0 GB/s and 10.00 us between"))
+      << table.out;
 }
 
 TEST(Bench, ScaleMeasuresStepsAndSums) {

@@ -265,7 +265,7 @@ def refused(campaign):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tool", type=lambda path: pathlib.Path(path).resolve())
-    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=1)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
