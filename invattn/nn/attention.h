@@ -103,7 +103,7 @@ struct AttentionOptions {
   Policy policy = Policy::kGuarded;                       ///< how g is kept under constant 1
   double constant = 0.9;                                  ///< the constant that guarded and strict hold g under
   double radius = 1.0;                                    ///< strict: the bound is for entries of x within [-radius, radius]
-  OutsideDomain outside = OutsideDomain::kReport;                     ///< strict: what happens to other inputs
+  OutsideDomain outside = OutsideDomain::kReport;         ///< strict: what happens to other inputs
 
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& field) {

@@ -84,7 +84,7 @@ struct TrainerOptions {
   int64_t steps = 0;               ///< after which it is finished
   int64_t batch = 1;               ///< images of a step in this process
   int64_t report_every = 1;        ///< steps
-  int64_t evaluate_every = 0;          ///< steps; 0: never. The end is not evaluated: it is the experiment's
+  int64_t evaluate_every = 0;      ///< steps; 0: never. The end is not evaluated: it is the experiment's
   double save_seconds = 300;       ///< between two checkpoints; there is one at every stop and at the end
   double time_limit = 0;           ///< seconds of this process after which the training saves and stops; 0: none
   bool capture = true;             ///< steps on a GPU are launched as one where their kind allows it

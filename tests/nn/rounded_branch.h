@@ -114,7 +114,8 @@ inline RoundedValue rounded(const AttentionImpl& attention, const at::Tensor& x,
     return found == nullptr ? at::Tensor() : found->detach().to(at::kDouble);
   };
   auto entries = x.to(at::kDouble).flatten(2);
-  if (options.policy == Policy::kStrict && options.outside == OutsideDomain::kClip) entries = entries.clamp(-options.radius, options.radius);
+  if (options.policy == Policy::kStrict && options.outside == OutsideDomain::kClip)
+    entries = entries.clamp(-options.radius, options.radius);
   const detail::Positions input{entries, entries.abs()};
   const auto positions = entries.size(2);
   const double error = gamma(2 * positions + 5 * options.channels + 32, unit);
