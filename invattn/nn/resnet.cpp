@@ -64,7 +64,8 @@ class ResNetImpl::BatchNorm : public RebindableModule {
     const auto variance = differentiable_batch_mean(centred.square().mean({0, 2, 3}));
     {
       const at::NoGradGuard no_grad;
-      const double count = static_cast<double>(batches_together()) * static_cast<double>(x.numel() / x.size(1));
+      const int64_t of_channel = x.numel() / x.size(1);
+      const double count = static_cast<double>(batches_together()) * static_cast<double>(of_channel);
       mean_.lerp_(mean, kMomentum);
       variance_.lerp_(variance * (count / (count - 1)), kMomentum);
     }

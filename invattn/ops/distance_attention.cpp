@@ -58,7 +58,7 @@ class DistanceLinearization final : public Linearization {
     const auto zero = at::zeros_like(tangent.narrow(1, 0, 1));
     const auto minus = (middle_ * tangent).sum(1, /*keepdim=*/true) * -2;
     const auto in_sums = rows_.defined() ? at::cat({tangent, zero}, 1) : tangent;
-    const auto pushed = inner_->jvp({at::cat({scaled, minus, zero}, 1), at::cat({scaled, zero, minus}, 1), in_sums});
+    auto pushed = inner_->jvp({at::cat({scaled, minus, zero}, 1), at::cat({scaled, zero, minus}, 1), in_sums});
     if (!map_.relative) return pushed;
     if (!rows_.defined()) return pushed - map_.mass * tangent;
     return pushed.narrow(1, 0, depth()) - pushed.narrow(1, depth(), 1) * points_ - rows_ * tangent;
@@ -68,8 +68,8 @@ class DistanceLinearization final : public Linearization {
     const auto of_sums = rows_.defined() ? at::cat({cotangent, (cotangent * points_).sum(1, /*keepdim=*/true).neg()}, 1) : cotangent;
     const auto pulled = inner_->vjp(of_sums);
     const auto of_squares = pulled.query.narrow(1, depth(), 1) + pulled.key.narrow(1, depth() + 1, 1);
-    const auto result = (pulled.query.narrow(1, 0, depth()) + pulled.key.narrow(1, 0, depth())) * kRoot - 2 * middle_ * of_squares +
-                        pulled.value.narrow(1, 0, depth());
+    auto result = (pulled.query.narrow(1, 0, depth()) + pulled.key.narrow(1, 0, depth())) * kRoot - 2 * middle_ * of_squares +
+                  pulled.value.narrow(1, 0, depth());
     if (!map_.relative) return result;
     return rows_.defined() ? result - rows_ * cotangent : result - map_.mass * cotangent;
   }

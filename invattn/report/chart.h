@@ -42,8 +42,8 @@ struct Fact {
 };
 
 struct Chart {
-  std::string name{};   ///< of the page's canvas
-  std::string title{};  ///< over its panel of a figure
+  std::string name{};             ///< of the page's canvas
+  std::string title{};            ///< over its panel of a figure
   std::string below{}, beside{};  ///< what the axes are of; without `beside` the title says it
   Axis x{}, y{};
   std::vector<Series> series{};

@@ -230,11 +230,17 @@ def full_disk(campaign):
 
 def failing_cell(campaign):
     """What one process cannot do ends all, with its message and its exit code; what the others have done stays."""
-    codes, printed = Processes(campaign.command("failing", settings={"seeds": "[0]"}, data=("synthetic", "celeba:/nowhere")), 2).end()
+    shutil.copytree(campaign.folder / "whole", campaign.folder / "failing")
+    ids = [row["id"] for row in json.loads((campaign.folder / "failing/results.json").read_text())["rows"]]
+    for name in ids[-4:]:
+        shutil.rmtree(campaign.folder / "failing/cells" / name)
+    (campaign.folder / "failing/cells" / ids[-1]).write_text("where the folder of a cell should be\n")
+    codes, printed = Processes(campaign.command("failing", "--resume"), 2).end()
     text = "\n".join(printed)
-    check(codes == [4, 4] and text.count("error: ") == 1 and "/nowhere" in text, f"{codes}\n{text}")
+    check(codes == [4, 4] and text.count("error: ") == 1 and ids[-1] in text, f"{codes}\n{text}")
     rows = json.loads((campaign.folder / "failing/results.json").read_text())
-    check(not rows["finished"] and len(list((campaign.folder / "failing").glob("cells/*/cell.json"))) >= 3, "finished cells are gone")
+    left = list((campaign.folder / "failing").glob("cells/*/cell.json"))
+    check(not rows["finished"] and len(left) >= CELLS - 2, f"finished cells are gone: {left}")
     codes, printed = Processes(campaign.command("taken-back", data=("celeba:/nowhere",)), 2).end()
     text = "\n".join(printed)
     check(codes == [4, 4] and text.count("error: ") == 1, f"{codes}\n{text}")

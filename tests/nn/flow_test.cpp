@@ -640,7 +640,7 @@ TEST(Flow, BadOptionsAreNamed) {
     EXPECT_NE(text.find(phrase), std::string::npos) << text;
   };
   expect([](FlowOptions&) {}, "no error");
-  expect([](FlowOptions& o) { o.channels = 0; }, "positive channels");
+  expect([](FlowOptions& o) { o.channels = 0; }, "expected channels to be 1 or more, got 0");
   expect([](FlowOptions& o) { o.height = 6; }, "divisible by 2 for each of the 2 squeezes, got 6 x 4");
   expect([](FlowOptions& o) { o.width = 7; }, "divisible by 2");
   expect([](FlowOptions& o) { o.blocks = {}; }, "at least one scale");

@@ -250,6 +250,7 @@ TEST(Given, InverseReportsAreOfTheWholeBatch) {
 
 TEST(Given, StrictBoundsAreOfThePositionsAtHand) {
   AttentionOptions options = attention_preset(AttentionPreset::kStrict, AttentionKind::kDotProduct, 4);
+  options.start = Start::kUniform;
   options.outside = OutsideDomain::kReport;
   auto block = small_block(options);
   const auto given = Given::of_lengths(at::tensor({6, 2, 2, 1}, at::kLong), 6);
