@@ -238,6 +238,7 @@ pid_t start_process(std::vector<std::string> words, const std::vector<std::strin
   }
   const auto pointers = [](std::vector<std::string>& texts) {
     std::vector<char*> all;
+    all.reserve(texts.size() + 1);
     for (std::string& text : texts) all.push_back(text.data());
     all.push_back(nullptr);
     return all;

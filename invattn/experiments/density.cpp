@@ -129,7 +129,8 @@ std::filesystem::path save_evaluation(const DensityScore& score, const RunSettin
     tests = record_from_json<DensityTests>(parse_json(text, path.string()), path.string(), "Remove the file.");
   }
   std::erase_if(tests.evaluations, [&](const DensityTest& known) { return known.estimator == score.estimator; });
-  tests.evaluations.push_back({score, score.seconds, made_with(run)});
+  const DensityFigures& figures = score;
+  tests.evaluations.push_back({figures, score.seconds, made_with(run)});
   write_file_atomically(path, json_text(record_to_json(tests), 1) + "\n", "density");
   return write_report(run.folder).html;
 }

@@ -174,13 +174,14 @@ class Training : public TrainingTask {
     const DetectionScore score = score_detection(*detector_, validation_, options_.evaluation, {}, {}, world_);
     trainer_->optimizer().swap_average();
     const SegmentationScores& s = score.scores;
+    const int64_t epoch = trainer_->step() / per_epoch();
     const DetectionLook line{.step = trainer_->step(),
-                             .epoch = static_cast<double>(trainer_->step() / per_epoch()),
+                             .epoch = static_cast<double>(epoch),
                              .validation = {.s_measure = s.s_measure, .f_measure = s.mean_f(), .e_measure = s.mean_e(), .mae = s.mae}};
     trainer_->record(json_text(record_to_json(line)));
-    progress_.keep("epoch " + std::to_string(trainer_->step() / per_epoch()) + ": S " + number_text("%.4f", s.s_measure) +
-                   number_text(", mean F %.4f", s.mean_f()) + number_text(", mean E %.4f", s.mean_e()) + number_text(", MAE %.4f", s.mae) +
-                   " on " + std::to_string(score.images) + " held-out images");
+    progress_.keep("epoch " + std::to_string(epoch) + ": S " + number_text("%.4f", s.s_measure) + number_text(", mean F %.4f", s.mean_f()) +
+                   number_text(", mean E %.4f", s.mean_e()) + number_text(", MAE %.4f", s.mae) + " on " + std::to_string(score.images) +
+                   " held-out images");
   }
 
   // ---- the end

@@ -4,7 +4,7 @@ constant of g, the largest that was measured on images, and the largest that an 
 
 usage: python tightness.py RUN [--steps 200] [--points 16] [--seed 0]
 
-The adversary begins at the run's pictures and at random points of the box [-r, r] with r the certificate's domain, or 0.5, where pixels
+Cells of the first seed alone have pictures, and only they are looked at. The adversary begins at those pictures and at random points of the box [-r, r] with r the certificate's domain, or 0.5, where pixels
 lie: evenly spread ones, corners, and points about one colour. It climbs log |J v| by gradient steps that get shorter, with v the top
 singular vector by power iteration, and stays within the box. Prints a row of Markdown per cell.
 """
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=16, help="of each of the three random sorts")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    cells = sorted(arguments.run.glob("cells/*/cell.json"))
+    cells = sorted(path for path in arguments.run.glob("cells/*/cell.json") if (path.parent / "pictures.safetensors").exists())
     if not cells:
         parser.error(f"expected the folder of a run of invattn reconstruct with finished cells, got {arguments.run}")
     print("| data | kind | variant | loss | V-score | promised | on images | by the adversary |")
@@ -40,7 +40,8 @@ def main() -> None:
         certificate = block.certificate
         radius = certificate.domain_radius or 0.5
         found = attack(block.branch, starts(path.parent, arguments, radius), radius, arguments.steps)
-        promised = f"{certificate.constant:.3f}" if certificate.basis == "proved" else f"({certificate.constant:.3f})" if certificate.basis == "measured" else "-"
+        texts = {"proved": "{:.3f}", "measured": "({:.3f})"}
+        promised = texts.get(certificate.basis, "-").format(certificate.constant)
         print(f"| {row['dataset']} | {row['kind']} | {row['variant']} | {row['loss']:.4f} | {row['v_score']:.2f} | {promised} | "
               f"{row['lipschitz_max']:.3f} | {found:.3f} |", flush=True)
 

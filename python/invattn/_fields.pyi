@@ -21,7 +21,7 @@ class AttentionFields(TypedDict, total=False):
     score_scale: float
     score_shift: float
     output: Literal["linear", "gate", "none"]
-    start: Literal["uniform", "identity"]
+    start: Literal["uniform", "identity", "contraction"]
     bias: bool
     policy: Literal["none", "paper", "guarded", "strict", "product"]
     constant: float

@@ -270,6 +270,7 @@ SLOW = """
 import signal, sys, threading, time, torch, invattn
 torch.set_num_threads(1)
 torch.manual_seed(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 {setup}
 def interrupt():
     time.sleep(1)
