@@ -348,7 +348,8 @@ void make_fake_detection(const std::filesystem::path& folder, const FakeDetectio
       const double behind = 0.3 * std::exp(-epoch / 4);
       const HeldOutMeasures measures{
           .s_measure = run.s - behind, .f_measure = run.s - 0.03 - behind, .e_measure = run.s + 0.02 - behind, .mae = 0.05 + behind};
-      metrics << record_to_json(DetectionLook{.step = step, .epoch = static_cast<double>(step / 100), .validation = measures}) << "\n";
+      const auto whole = step / 100;
+      metrics << record_to_json(DetectionLook{.step = step, .epoch = static_cast<double>(whole), .validation = measures}) << "\n";
     }
   }
   const auto curve = [](double height) {
