@@ -17,7 +17,7 @@ import tempfile
 import time
 
 import reconstruct_test
-from torchrun_test import Campaign, check
+from torchrun_test import Campaign, check, count_failures
 
 TIMEOUT = 4  # seconds, --process-timeout
 MARGIN = 25  # and what ending takes at most, on a busy machine
@@ -180,17 +180,8 @@ def main():
         return 77
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     case = Case(str(arguments.tool), folder, machines)
-    failures = 0
     try:
-        for test in (resumed, restarted, cells):
-            start = time.monotonic()
-            try:
-                test(case)
-                outcome = "ok"
-            except (AssertionError, subprocess.SubprocessError, OSError) as error:
-                failures += 1
-                outcome = f"FAILED: {error}"
-            print(f"{test.__name__}: {time.monotonic() - start:.0f} s, {outcome}", flush=True)
+        failures = count_failures([resumed, restarted, cells], case)
     finally:
         machines.__exit__()
         shutil.rmtree(folder, ignore_errors=True)

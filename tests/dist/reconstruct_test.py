@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from torchrun_test import check
+from torchrun_test import check, count_failures
 
 SETTINGS = {"height": 12, "width": 16, "train_images": 64, "test_images": 4, "batch": 8, "epochs": 12, "pictures": 2, "measured_images": 16, "seeds": "[0,1]"}
 CELLS = 8
@@ -147,9 +147,9 @@ def more_processes_than_cells(campaign):
     check(len(json.loads((campaign.folder / "few/results.json").read_text())["rows"]) == 1, "rows")
 
 
-def killed(campaign, number):
+def killed(campaign):
     """A process ends without a word at any moment; torchrun starts all again."""
-    out = f"killed-{number}"
+    out = f"killed-{time.monotonic_ns()}"
     process = campaign.torchrun(2, 3, campaign.command(out))
     rank = campaign.random.randrange(2)
     campaign.wait_until(lambda: rank in campaign.rank_of(out), f"process {rank}")
@@ -280,17 +280,8 @@ def main():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="invattn-test-"))
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
     cases = [shared_out, more_processes_than_cells, refused, failing_cell, full_disk, asked_to_stop, hanging, killed_alone]
-    failures = 0
     try:
-        for case in [*cases, *([killed] * arguments.kills)]:
-            start = time.monotonic()
-            try:
-                case(campaign, time.monotonic_ns()) if case is killed else case(campaign)
-                outcome = "ok"
-            except (AssertionError, subprocess.SubprocessError, OSError) as error:
-                failures += 1
-                outcome = f"FAILED: {error}"
-            print(f"{case.__name__}: {time.monotonic() - start:.0f} s, {outcome}", flush=True)
+        failures = count_failures([*cases, *([killed] * arguments.kills)], campaign)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{failures} failures (seed {arguments.seed})")

@@ -97,6 +97,21 @@ def check(holds, message):
         raise AssertionError(message)
 
 
+def count_failures(cases, campaign):
+    """Tries each case, and says of each how it went."""
+    failures = 0
+    for case in cases:
+        start = time.monotonic()
+        try:
+            case(campaign)
+            outcome = "ok"
+        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+            failures += 1
+            outcome = f"FAILED: {error}"
+        print(f"{case.__name__}: {time.monotonic() - start:.0f} s, {outcome}", flush=True)
+    return failures
+
+
 def undisturbed(campaign):
     printed = campaign.run("whole")
     check("bits per dimension" in printed and printed.count("bits per dimension") == 1, printed)
@@ -266,9 +281,9 @@ def two_launchers(campaign):
     check(campaign.model("whole") == campaign.model("launchers"), "other bits after a restart on one of two machines")
 
 
-def killed(campaign, number):
+def killed(campaign):
     """A process ends without a word, at any moment; torchrun starts all again."""
-    out = f"killed-{number}"
+    out = f"killed-{time.monotonic_ns()}"
     process = campaign.start(campaign.command(out, restarts=3))
     rank = campaign.random.randrange(2)
     pid = campaign.worker(out, rank)
@@ -355,18 +370,8 @@ def main():
     campaign = Campaign(str(arguments.tool), folder, arguments.seed)
     cases = [undisturbed, one_process_under_torchrun, evaluated, sampled, detection, variants_of_detectors, refused, full_disk, asked_to_stop, hanging]
     cases += [slow_disk, two_launchers]
-    failures = 0
     try:
-        for case in [*cases, *([killed] * arguments.kills)]:
-            start = time.monotonic()
-            number = time.monotonic_ns()
-            try:
-                case(campaign, number) if case is killed else case(campaign)
-                outcome = "ok"
-            except (AssertionError, subprocess.SubprocessError, OSError) as error:
-                failures += 1
-                outcome = f"FAILED: {error}"
-            print(f"{case.__name__}: {time.monotonic() - start:.0f} s, {outcome}", flush=True)
+        failures = count_failures([*cases, *([killed] * arguments.kills)], campaign)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{failures} failures (seed {arguments.seed})")

@@ -392,6 +392,7 @@ TEST(AttentionOptionsErrors, AreNamed) {
   contains({.channels = 4, .score_shift = 1}, "gaussian only");
   contains({.channels = 4, .phi = Response::kRelu, .policy = Policy::kStrict}, "relative slope");
   contains({.channels = 4, .output = OutputMap::kNone, .policy = Policy::kStrict}, "W_L");
+  contains({.channels = 4, .output = OutputMap::kGate, .start = Start::kContraction}, "output = linear for start = contraction");
 }
 
 TEST(AttentionInput, WrongChannelsTypeAndSizeAreNamed) {
